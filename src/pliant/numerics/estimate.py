@@ -20,7 +20,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -35,8 +35,8 @@ from pliant.numerics.rates import rates_of_change
 Design = Literal["two-sample", "one-sample", "matched"]
 """How pairs are formed in a pass: every source with every target item; every two items of one set; item by item."""
 
-_DROPPED_BITS = 40
-"""Low bits of a float64 that the histogram rounds away; 12 of the 52 bits of the mantissa stay."""
+_DROPPED_BITS = 42
+"""Low bits of a float64 that the histogram rounds away: 10 of the 52 bits of the mantissa stay, 1024 bins an octave."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class RateSummary:
         ci_low, ci_high: 95 % interval, Student's t.
         n_source, n_target: items with at least one distinct partner (equal for one sample and matched pairs).
         n_pairs, n_dropped: pairs counted, and pairs dropped because their inputs were equal.
-        q05, q50, q95: quantiles of the rates, within 0.013 % of an observed value. max: the exact largest one.
+        q05, q50, q95: quantiles of the rates, within 0.05 % of an observed value. max: the exact largest one.
         ratio_of_means: mean output distance over mean input distance.
         input_rms, output_rms: root mean square Frobenius norm of the inputs and outputs; NaN if not recorded.
         relative: P · input_rms / output_rms, which does not change with the scale of inputs or outputs.
@@ -140,13 +140,7 @@ class RateStatistics:
     """
 
     def __init__(self, design: Design) -> None:
-        """Start empty.
-
-        Raises:
-            ConfigError: an unknown design.
-        """
-        if design not in get_args(Design):
-            raise ConfigError(f"unknown design {design!r} of pairs; known: {', '.join(get_args(Design))}")
+        """Start empty."""
         self.design: Design = design
         self._passes: dict[int, _Pass] = {}
         self._histogram: Counter[int] = Counter()
@@ -158,8 +152,8 @@ class RateStatistics:
     def update(
         self,
         index: int,
-        inputs: Float[Tensor, "*pairs"],
-        outputs: Float[Tensor, "*pairs"],
+        inputs: Float[Tensor, "..."],
+        outputs: Float[Tensor, "..."],
         *,
         input_norms: Float[Tensor, " items"] | None = None,
         output_norms: Float[Tensor, " items"] | None = None,

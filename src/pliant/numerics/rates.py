@@ -31,7 +31,7 @@ def float64(x: Tensor) -> Tensor:
     return x.to("cpu", torch.float64) if x.device.type == "mps" else x.to(torch.float64)
 
 
-def norms(x: Float[Tensor, " n *item"]) -> Float[Tensor, " n"]:
+def norms(x: Float[Tensor, "n ..."]) -> Float[Tensor, " n"]:
     """Return each item's Frobenius norm.
 
     >>> norms(torch.tensor([[3.0, 4.0], [0.0, 2.0]])).tolist()
@@ -40,7 +40,7 @@ def norms(x: Float[Tensor, " n *item"]) -> Float[Tensor, " n"]:
     return torch.cat([_frobenius(part) for part in _parts(x)])
 
 
-def distances_matched(x: Float[Tensor, " pairs *item"], y: Float[Tensor, " pairs *item"]) -> Float[Tensor, " pairs"]:
+def distances_matched(x: Float[Tensor, "pairs ..."], y: Float[Tensor, "pairs_y ..."]) -> Float[Tensor, " pairs"]:
     """Return ‖x_i − y_i‖_F: first subtracted, then squared, in float32 or better.
 
     >>> distances_matched(torch.tensor([[1.0, 2.0], [5.0, 5.0]]), torch.tensor([[4.0, 6.0], [5.0, 5.0]])).tolist()
@@ -55,7 +55,7 @@ def distances_matched(x: Float[Tensor, " pairs *item"], y: Float[Tensor, " pairs
     return torch.cat([_frobenius(_wide(a) - _wide(b)) for a, b in zip(_parts(x), _parts(y), strict=True)])
 
 
-def distances_all(x: Float[Tensor, " n *item"], y: Float[Tensor, " m *item"]) -> Float[Tensor, "n m"]:
+def distances_all(x: Float[Tensor, "n ..."], y: Float[Tensor, "m ..."]) -> Float[Tensor, "n m"]:
     """Return ‖x_i − y_j‖_F for every i and j.
 
     The squared distances are ‖x_i‖² + ‖y_j‖² − 2⟨x_i, y_j⟩ in float64, after both sets are centred on their pooled
@@ -77,7 +77,7 @@ def distances_all(x: Float[Tensor, " n *item"], y: Float[Tensor, " m *item"]) ->
     return squared.sqrt_()
 
 
-def distances_within(x: Float[Tensor, " n *item"]) -> Float[Tensor, "n n"]:
+def distances_within(x: Float[Tensor, "n ..."]) -> Float[Tensor, "n n"]:
     """Return ‖x_i − x_j‖_F for every i and j of one set: symmetric, zeros on the diagonal.
 
     >>> distances_within(torch.tensor([[0.0], [3.0], [3.0]])).tolist()
@@ -133,7 +133,7 @@ def _parts(x: Tensor, size: int | None = None) -> list[Tensor]:
     return [x[start : start + step] for start in range(0, max(1, len(x)), step)]
 
 
-def _frobenius(x: Float[Tensor, " n *item"]) -> Float[Tensor, " n"]:
+def _frobenius(x: Float[Tensor, "n ..."]) -> Float[Tensor, " n"]:
     """Norm over the last axis in float32, over the others in float64: fast, and right to about 1e-7."""
     last = torch.linalg.vector_norm(_wide(x), dim=-1) if x.ndim > 1 else x.abs()
     found: Tensor = torch.linalg.vector_norm(float64(_as_rows(last)), dim=1)
