@@ -167,7 +167,7 @@ class Record(Strict):
     curve: Annotated[tuple[CurvePoint, ...], FromList] = ()
     diverged_at: Natural | None = None
     notes: Annotated[tuple[str, ...], FromList] = ()
-    environment: Annotated[dict[str, JsonValue], Field(default_factory=dict)]
+    environment: dict[str, JsonValue] = Field(default_factory=dict)
     error: str | None = None
 
     @field_validator("cell", mode="before")

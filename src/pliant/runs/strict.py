@@ -1,6 +1,7 @@
 """The base of every configuration and record: strict, frozen, and with errors that a reader can act on."""
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
@@ -28,13 +29,14 @@ def _from_text(value: object) -> object:
     return NON_FINITE.get(value, value) if isinstance(value, str) else value
 
 
-def _to_text(value: float) -> float | str:
-    if value != value:
-        return "NaN"
-    return value if abs(value) != float("inf") else ("Infinity" if value > 0 else "-Infinity")
+def plain(value: Any) -> Any:
+    """Return a value that JSON can hold: NaN and infinities become the strings of `NON_FINITE`."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    return value
 
 
-Real = Annotated[float, BeforeValidator(_from_text), PlainSerializer(_to_text, when_used="json")]
+Real = Annotated[float, BeforeValidator(_from_text), PlainSerializer(plain, when_used="json")]
 """A float that may be NaN or infinite. JSON has no word for these: they are written as the strings of `NON_FINITE`."""
 
 
