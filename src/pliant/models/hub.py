@@ -1,0 +1,123 @@
+"""A hub id becomes a folder in the local cache, or one clear error in a few seconds."""
+
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import huggingface_hub
+from huggingface_hub import HfApi, ModelInfo, snapshot_download, try_to_load_from_cache
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+
+from pliant.errors import ModelNotFoundError
+from pliant.models.preprocessing import first_line
+
+REQUEST_SECONDS = 8
+"""For one request to answer."""
+
+DEADLINE_SECONDS = 12
+"""For the hub to answer at all. Looking up a name and trying each of its addresses in turn come on top of a request."""
+
+_SMALL_FILES = re.compile(
+    r"(config|preprocessor_config|processor_config|adapter_config|tokenizer|tokenizer_config|special_tokens_map"
+    r"|added_tokens|vocab)\.json|vocab\.txt|merges\.txt|(spiece|tokenizer|sentencepiece\.bpe)\.model"
+)
+_WEIGHTS = (
+    re.compile(r"model\.safetensors"),
+    re.compile(r"model\.safetensors\.index\.json|model-\d+-of-\d+\.safetensors"),
+    re.compile(r"pytorch_model\.bin"),
+    re.compile(r"pytorch_model\.bin\.index\.json|pytorch_model-\d+-of-\d+\.bin"),
+)
+"""Ways of storing weights, best first; the first that a repository has is fetched, the others are not."""
+
+T = TypeVar("T")
+
+
+def fetch(repo: str, revision: str | None) -> tuple[Path, str]:
+    """Return a local folder with the files of a hub model that pliant needs, and the commit that they are of.
+
+    Online, the hub is asked once which commit and files there are; what is not in the cache is downloaded. Offline
+    (`HF_HUB_OFFLINE=1`), or if the hub does not answer, the cached copy is used.
+
+    Raises:
+        ModelNotFoundError: there is no copy and the hub cannot be reached, or does not have the model, or not for you.
+    """
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
+        return _cached(repo, revision, "HF_HUB_OFFLINE is set, so the hub was not asked", None)
+    try:
+        info = _within(DEADLINE_SECONDS, lambda: HfApi().model_info(repo, revision=revision, timeout=REQUEST_SECONDS))
+    except GatedRepoError as error:
+        reason = "its owner gives access on request: ask for it on the model's page, then log in with `hf auth login`"
+        return _cached(repo, revision, f"the hub refused access to it; {reason}", error)
+    except RevisionNotFoundError as error:
+        raise ModelNotFoundError(f"model {repo!r} is on the hub, but it has no revision {revision!r}.") from error
+    except RepositoryNotFoundError as error:
+        raise ModelNotFoundError(
+            f"unknown model {repo!r}: there is no such folder, and the hub has no public model of that name. "
+            "Check the spelling; if it is private, log in with `hf auth login`."
+        ) from error
+    except HfHubHTTPError as error:
+        code = error.response.status_code
+        reason = "check your login (`hf auth whoami`)" if code in (401, 403) else "try again later"
+        return _cached(repo, revision, f"the hub answered with status {code}; {reason}", error)
+    except Exception as error:  # the transport errors of the hub's client come from another package in each release
+        reason = f"the hub could not be reached ({first_line(error)}); check the connection"
+        return _cached(repo, revision, reason, error)
+    return _download(repo, info), str(info.sha)
+
+
+def _cached(repo: str, revision: str | None, reason: str, cause: Exception | None) -> tuple[Path, str]:
+    """Find the copy in the cache; `reason` says why it takes a copy."""
+    config = try_to_load_from_cache(repo, "config.json", revision=revision)
+    if isinstance(config, str):
+        folder = Path(config).parent
+        if any(pattern.fullmatch(file.name) for file in folder.iterdir() for pattern in _WEIGHTS):
+            return folder, folder.name
+        reason += f"; the copy in {folder} has no weights"
+    else:
+        reason += f"; it is not in the cache {huggingface_hub.constants.HF_HUB_CACHE}"
+    at = f" at revision {revision!r}" if revision else ""
+    raise ModelNotFoundError(
+        f"model {repo!r}{at} cannot be had: there is no such folder here; {reason}. "
+        "Without network give 'bundled' or a model folder."
+    ) from cause
+
+
+def _download(repo: str, info: ModelInfo) -> Path:
+    names = [s.rfilename for s in info.siblings or ()]
+    small = [n for n in names if _SMALL_FILES.fullmatch(n)]
+    choices = ([n for n in names if pattern.fullmatch(n)] for pattern in _WEIGHTS)
+    weights = next((found for found in choices if found), [])
+    if "config.json" not in small or not (weights or "adapter_config.json" in small):
+        lacking = "no config.json" if "config.json" not in small else "no weights in safetensors or torch format"
+        raise ModelNotFoundError(
+            f"{repo!r} is on the hub but holds {lacking} (it has {', '.join(names[:8]) or 'no files'})."
+        )
+    try:
+        return Path(snapshot_download(repo, revision=info.sha, allow_patterns=[*small, *weights]))
+    except Exception as error:  # as above
+        raise ModelNotFoundError(
+            f"the download of {repo!r} from the hub broke off: {first_line(error)}. Start again to resume it."
+        ) from error
+
+
+def _within(seconds: float, call: Callable[[], T]) -> T:
+    """Run a call that may hang in the operating system (name resolution), but wait for it no longer than so."""
+    result: list[T] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            result.append(call())
+        except BaseException as error:  # raised again in the waiting thread
+            failure.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if failure:
+        raise failure[0]
+    if not result:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return result[0]
