@@ -93,10 +93,8 @@ def _packed(name: str) -> Callable[[nn.Module], _Projections]:
 def _separate(inner: str, q: str, k: str, v: str) -> Callable[[nn.Module], _Projections]:
     def read(attention: nn.Module) -> _Projections:
         holder = attention.get_submodule(inner) if inner else attention
-        return _Projections(
-            *(_linear(holder.get_submodule(n)) for n in (q, k, v)),
-            inner=holder,
-        )
+        w_q, w_k, w_v = (_linear(holder.get_submodule(n)) for n in (q, k, v))
+        return _Projections(w_q, w_k, w_v, holder)
 
     return read
 
@@ -155,7 +153,7 @@ def _scale(inner: nn.Module, head_dim: int) -> float:
         value = getattr(inner, name, None)
         if isinstance(value, float):
             return value
-    factor = head_dim**-0.5
+    factor = float(head_dim**-0.5)
     if getattr(inner, "scale_attn_weights", True) is False:
         factor = 1.0
     if getattr(inner, "scale_attn_by_inverse_layer_idx", False):

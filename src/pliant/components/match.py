@@ -30,10 +30,11 @@ def find_components(model: nn.Module, *, family: Family | None = None) -> Anatom
         AnatomyError: no row fits (the message lists the repeated lists of the module tree and how to write a row),
             or two towers of blocks fit at once.
     """
-    if hasattr(model, "_orig_mod"):
+    if hasattr(model, "_orig_mod") or any(m._compiled_call_impl is not None for m in model.modules()):
         raise AnatomyError(
             f"got a model compiled by torch.compile ({type(model).__name__}), whose inner modules cannot be observed; "
-            "pass the model as it was before compilation (compiled._orig_mod) and compile afterwards."
+            "pass the model as it was before compilation (compiled._orig_mod, or load it again after model.compile()) "
+            "and compile afterwards."
         )
     for row in (family,) if family is not None else FAMILIES:
         if names := _block_names(model, row):

@@ -1,0 +1,219 @@
+"""Inputs and outputs of components in a forward pass, handed over as the pass goes; nothing is stored.
+
+Hooks sit at module boundaries only: inner parts of an attention never fire under fused kernels.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from pliant.components import Anatomy, Component
+from pliant.errors import MeasurementError
+
+Inputs = Tensor | Mapping[str, Tensor]
+"""Pixel values (batch, channels, height, width), token ids (batch, tokens), or keyword arguments of the model."""
+
+Listener = Callable[[Component, Float[Tensor, "batch tokens dim"], Float[Tensor, "batch tokens dim"]], None]
+"""Called with a component, its input and its output, once per forward pass."""
+
+
+class StopForward(Exception):
+    """Ends a forward pass early, when all that is wanted has been seen."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of one call of a module, to call it again with other tokens.
+
+    Attributes:
+        args, kwargs: as the module got them.
+        at: index of the tokens in `args`, or their name in `kwargs`; several places if they were given repeatedly
+            (query, key and value of `nn.MultiheadAttention`).
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    at: tuple[int | str, ...]
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any], *, where: str) -> "Call":
+        """Find the tokens among a module's arguments: the first tensor, and wherever it is given again."""
+        places: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+        first = next((value for _, value in places if isinstance(value, Tensor)), None)
+        if first is None:
+            raise MeasurementError(f"{where} was called without any tensor; its input cannot be told.")
+        return cls(args, kwargs, tuple(place for place, value in places if value is first))
+
+    @property
+    def tokens(self) -> Tensor:
+        """The tokens of this call."""
+        place = self.at[0]
+        found = self.args[place] if isinstance(place, int) else self.kwargs[place]
+        return torch.as_tensor(found)
+
+    @property
+    def extra(self) -> bool:
+        """Whether anything but the tokens is a tensor or holds one (a mask, rotary tables)."""
+        others = [v for i, v in enumerate(self.args) if i not in self.at]
+        others += [v for name, v in self.kwargs.items() if name not in self.at]
+        return any(isinstance(v, Tensor) or (isinstance(v, tuple | list) and v) for v in others)
+
+    def without_tokens(self) -> "Call":
+        """Return the same call without its tokens, so that keeping it keeps no activations."""
+        args = tuple(None if i in self.at else v for i, v in enumerate(self.args))
+        kwargs = {name: None if name in self.at else v for name, v in self.kwargs.items()}
+        return Call(args, kwargs, self.at)
+
+    def again(self, module: nn.Module, tokens: Tensor) -> Tensor:
+        """Call the module with other tokens and everything else as it was."""
+        args = tuple(tokens if i in self.at else v for i, v in enumerate(self.args))
+        kwargs = {name: tokens if name in self.at else v for name, v in self.kwargs.items()}
+        return first_tensor(module(*args, **kwargs), where=type(module).__name__)
+
+
+def first_tensor(output: object, *, where: str) -> Tensor:
+    """Return a module's main output: the tensor itself, or the first of a tuple (attention gives weights beside)."""
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
+        return output[0]
+    raise MeasurementError(
+        f"{where} returned {type(output).__name__}; expected a tensor or a tuple that starts with one."
+    )
+
+
+def run(model: nn.Module, inputs: Inputs) -> None:
+    """Run one forward pass for its hooks' sake."""
+    try:
+        if isinstance(inputs, Mapping):
+            model(**inputs)
+        else:
+            model(inputs)
+    except StopForward:
+        pass
+
+
+def batch_size(inputs: Inputs) -> int:
+    """Return the number of items in a batch."""
+    return len(next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs)
+
+
+@contextmanager
+def observing(model: nn.Module) -> Iterator[None]:
+    """Put a model into the state it is measured in, and back, whatever happens.
+
+    Evaluation mode, no gradients, no key-value cache, no masking of patches (MAE), global random state kept.
+    """
+    training = [m for m in model.modules() if m.training]
+    config = getattr(model, "config", None)
+    changed = {n: getattr(config, n) for n in ("use_cache", "mask_ratio") if getattr(config, n, None)}
+    model.eval()
+    for name in changed:
+        setattr(config, name, False if name == "use_cache" else 0.0)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        for name, value in changed.items():
+            setattr(config, name, value)
+        for module in training:
+            module.training = True
+
+
+class Watch:
+    """Counts how often each component was seen, so that a hook that never fires is not taken for silence."""
+
+    def __init__(self, components: Iterable[Component]) -> None:
+        """Expect each of these components once per pass."""
+        self._components = tuple(components)
+        self.seen: Counter[str] = Counter()
+
+    def check(self) -> None:
+        """Check that every component was seen exactly once since the last check.
+
+        Raises:
+            MeasurementError: some were not, or more than once.
+        """
+        wrong = [f"{c.id} ({self.seen[c.id]} times)" for c in self._components if self.seen[c.id] != 1]
+        self.seen.clear()
+        if wrong:
+            raise MeasurementError(
+                f"in one forward pass these components were not seen exactly once: {', '.join(wrong)}. Shared, skipped "
+                "or fused blocks cannot be measured; turn off layer dropping, or pass a family row that fits the model."
+            )
+
+
+@contextmanager
+def listening(anatomy: Anatomy, components: Iterable[Component], listener: Listener, *, batch: int) -> Iterator[Watch]:
+    """Call `listener` with each component's input and output while the model runs forward passes of `batch` items.
+
+    Windows of tokens are joined again, so both tensors have one row per item: (batch, tokens, dim). The two halves of
+    a gated `fc1` are joined along the last axis.
+    """
+    chosen = tuple(components)
+    watch = Watch(chosen)
+    handles: list[Any] = []
+    try:
+        for component in chosen:
+            handles += _Tap(anatomy, component, listener, watch, batch).attach()
+        yield watch
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@dataclass
+class _Tap:
+    """The hooks of one component: its input where it is entered, its output where it is left."""
+
+    anatomy: Anatomy
+    component: Component
+    listener: Listener
+    watch: Watch
+    batch: int
+
+    def __post_init__(self) -> None:
+        self._input: Tensor | None = None
+        self._parts: list[Tensor] = []
+
+    def attach(self) -> list[Any]:
+        modules = [self.anatomy.module(name) for name in self.component.modules]
+        if self.component.role == "mha":  # a sequence: in at the first, out at the last
+            return [
+                modules[0].register_forward_pre_hook(self._enter, with_kwargs=True),
+                modules[-1].register_forward_hook(self._leave),
+            ]
+        return [modules[0].register_forward_pre_hook(self._enter, with_kwargs=True)] + [
+            m.register_forward_hook(self._leave) for m in modules
+        ]
+
+    def _rows(self, tokens: Tensor) -> Tensor:
+        if len(tokens) == self.batch:
+            return tokens
+        if self.anatomy.family.windowed and len(tokens) % self.batch == 0:
+            return tokens.reshape(self.batch, -1, tokens.shape[-1])
+        raise MeasurementError(
+            f"{self.component.id} got a tensor of shape {tuple(tokens.shape)} in a pass of {self.batch} items: its "
+            "first axis is not the batch, so its input cannot be told apart by item."
+        )
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._input = self._rows(Call.of(args, kwargs, where=self.component.id).tokens)
+
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
+        if self._input is None:
+            return
+        self._parts.append(self._rows(first_tensor(output, where=self.component.id)))
+        expected = 1 if self.component.role == "mha" else len(self.component.modules)
+        if len(self._parts) < expected:
+            return
+        joined = self._parts[0] if expected == 1 else torch.cat(self._parts, dim=-1)
+        entered, self._input, self._parts = self._input, None, []
+        self.watch.seen[self.component.id] += 1
+        self.listener(self.component, entered, joined)

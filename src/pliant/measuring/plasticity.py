@@ -1,0 +1,203 @@
+"""Measuring plasticity: the expected rate of change of every component (Odonnat et al. 2026, arXiv 2602.06883).
+
+P(f) = E over distinct pairs (x, y) of ‖f(x) − f(y)‖_F / ‖x − y‖_F
+"""
+
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pliant.components import Anatomy, Component, Family, find_components
+from pliant.errors import ConfigError, DataError, UnknownNameError
+from pliant.measuring.capture import listening, observing, run
+from pliant.measuring.items import Items, items_of, joined
+from pliant.measuring.measurement import Measurement, threads
+from pliant.measuring.meter import Meter
+from pliant.measuring.shared import SharedInput, apply_component
+from pliant.models import Loaded, from_module, load
+from pliant.numerics.estimate import Design
+from pliant.terms import BLOCK_ROLES, CONVENTIONS, PAIR_MODES, Convention, PairMode, Role, nearest
+
+Progress = Callable[[int, int], None]
+"""Called after each pass with items done and items in all."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that a measurement depends on beside the model and the data."""
+
+    convention: Convention
+    pairs: PairMode
+    batch_size: int
+    roles: tuple[Role, ...]
+    design: Design
+
+
+def measure(
+    model: str | nn.Module | Loaded,
+    source: Any = None,
+    target: Any = None,
+    *,
+    convention: Convention = "insitu",
+    pairs: PairMode = "all",
+    items: int | None = 128,
+    batch_size: int = 32,
+    roles: Sequence[Role] = BLOCK_ROLES,
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+    family: Family | None = None,
+    progress: Progress | None = None,
+) -> Measurement:
+    """Measure the plasticity of every component of a model.
+
+    Args:
+        model: a name (`bundled`, folder, hub id), a loaded model, or any module. It is given back as it was.
+        source: items x: name of a data set, ImageSet, pixel values (batch, channels, height, width), or token ids.
+        target: items y, likewise. With one of the two only, pairs are all unordered pairs within it.
+        convention: `insitu` gives a component the input it really has in the forward pass; `shared` (the paper's)
+            applies every component to the embedded tokens. Numbers of the two are not comparable.
+        pairs: `all` pairs (x_i, y_j) within a pass, or `matched` pairs (x_i, y_i).
+        items: at most so many images of a named data set on each side, a seeded random sample; tensors are taken whole.
+        batch_size: source items, and target items, of one pass.
+        roles: which components of each block.
+        seed: of the samples.
+        device: where the model runs.
+        family: row of the table of families, for a model of another kind.
+        progress: called after each pass.
+
+    Returns:
+        Table of components, means over roles, provenance.
+
+    Raises:
+        ConfigError: an argument that cannot be, such as matched pairs within one set.
+        DataError: source and target differ in the shape of an item; too few items.
+        AnatomyError: the model's blocks are not found.
+        MeasurementError: values that are not finite, or no distinct pair.
+    """
+    loaded = load(model) if isinstance(model, str) else model if isinstance(model, Loaded) else from_module(model)
+    anatomy = find_components(loaded.model, family=family)
+    sides = [(side, data) for side, data in (("source", source), ("target", target)) if data is not None]
+    plan = _plan(convention, pairs, batch_size, roles, two=len(sides) == 2)
+    if not sides:
+        raise ConfigError("nothing to measure on: pass a target (the downstream data), and a source if there is one.")
+    sets = [
+        items_of(data, side=side, preprocessing=loaded.preprocessing, count=items, seed=seed) for side, data in sides
+    ]
+    meter = measure_items(
+        anatomy, sets[0], sets[1] if len(sets) == 2 else None, plan=plan, device=device, progress=progress
+    )
+    provenance = {
+        "model": loaded.name,
+        "model_source": loaded.source,
+        "fingerprint": loaded.fingerprint,
+        "family": anatomy.family.name,
+        **{side: items.name for (side, _), items in zip(sides, sets, strict=True)},
+        "convention": convention,
+        "pairs": pairs,
+        "design": plan.design,
+        "batch_size": batch_size,
+        "seed": seed,
+        **environment(device),
+    }
+    return Measurement(meter.frame(), meter.by_role(), provenance)
+
+
+def environment(device: str | torch.device) -> dict[str, Any]:
+    """Return what the numbers may depend on beside the arguments."""
+    from importlib.metadata import version
+
+    names = ("pliant", "torch", "transformers", "timm")
+    return {
+        "device": str(device),
+        "dtype": "float32",
+        "threads": threads(),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in names},
+    }
+
+
+def measure_items(
+    anatomy: Anatomy,
+    source: Items,
+    target: Items | None,
+    *,
+    plan: Plan,
+    device: str | torch.device = "cpu",
+    progress: Progress | None = None,
+) -> Meter:
+    """Run all passes and return the meter that has counted them."""
+    total = len(source) if target is None else min(len(source), len(target))
+    if total < 2 and plan.design != "matched":
+        raise DataError(f"got {total} item a side; a rate needs two distinct items, a standard error more")
+    components = [c for c in anatomy.components if c.role in plan.roles and c.block is not None]
+    meter = Meter(components, plan.design)
+    shared = SharedInput(anatomy)
+    was = next(anatomy.model.parameters()).device
+    try:
+        anatomy.model.to(device)
+        with observing(anatomy.model):
+            for index, (start, stop) in enumerate(passes(total, plan)):
+                batch, n_source = joined(source, target, start, stop)
+                meter.begin(index, source=n_source)
+                one_pass(anatomy, components, meter, batch.to(device), shared=shared, convention=plan.convention)
+                meter.end()
+                if progress is not None:
+                    progress(stop, total)
+    finally:
+        anatomy.model.to(was)
+    return meter
+
+
+def one_pass(
+    anatomy: Anatomy,
+    components: Sequence[Component],
+    meter: Meter,
+    batch: Tensor,
+    *,
+    shared: SharedInput,
+    convention: Convention,
+) -> None:
+    """Show the meter every component's input and output for one batch, source items first."""
+    if convention == "insitu":
+        with listening(anatomy, components, meter.listen, batch=len(batch)) as watch:
+            run(anatomy.model, batch)
+            watch.check()
+        return
+    tokens = shared(batch)
+    for component in components:
+        meter.listen(component, *apply_component(anatomy, component, tokens))
+
+
+def passes(total: int, plan: Plan) -> list[tuple[int, int]]:
+    """Cut `total` items a side into passes of the batch size; a rest too small to form a pair joins the last pass."""
+    bounds = [(start, min(start + plan.batch_size, total)) for start in range(0, total, plan.batch_size)]
+    if len(bounds) > 1 and bounds[-1][1] - bounds[-1][0] < 2 and plan.design != "matched":
+        bounds[-2:] = [(bounds[-2][0], total)]
+    return bounds
+
+
+def _plan(convention: str, pairs: str, batch_size: int, roles: Sequence[str], *, two: bool) -> Plan:
+    for kind, got, known in (("convention", convention, CONVENTIONS), ("pairs", pairs, PAIR_MODES)):
+        if got not in known:
+            raise UnknownNameError.among(kind, got, known, nearest(got, known))
+    if unknown := [r for r in roles if r not in BLOCK_ROLES]:
+        raise UnknownNameError.among("component to measure", unknown[0], BLOCK_ROLES, nearest(unknown[0], BLOCK_ROLES))
+    if batch_size < (1 if pairs == "matched" else 2):
+        raise ConfigError(f"batch_size is {batch_size}; pairs are formed within a pass, so it must be at least 2.")
+    if pairs == "matched" and not two:
+        raise ConfigError(
+            "matched pairs (x_i, y_i) need both source and target; got one set. Pass both, or pairs='all'."
+        )
+    design: Design = "matched" if pairs == "matched" else "two-sample" if two else "one-sample"
+    chosen = tuple(r for r in BLOCK_ROLES if r in roles)
+    return Plan(
+        convention="shared" if convention == "shared" else "insitu",
+        pairs="matched" if pairs == "matched" else "all",
+        batch_size=batch_size,
+        roles=chosen,
+        design=design,
+    )

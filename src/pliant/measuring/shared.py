@@ -1,0 +1,156 @@
+"""The shared convention: every component is applied to the embedded tokens, the input of block 0 (MATH.md, section 1).
+
+`fc2`, whose input is wider, gets them zero-padded; attention gets the masks and rotary tables of the real pass. Models
+whose width changes between stages use the input of each stage's first block; attention on windows is called through
+its block, with the first norm switched to the identity, so that the block's own code cuts the windows.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from pliant.components import Anatomy, Component
+from pliant.errors import MeasurementError
+from pliant.measuring.capture import Call, Inputs, StopForward, first_tensor, run
+
+
+@dataclass
+class SharedPass:
+    """What a forward pass leaves for the shared convention.
+
+    Attributes:
+        stages: per block, the tokens that its components are applied to (one tensor for all blocks of a width).
+        blocks: per block, how it was called, without the tokens.
+        attention: per block, how its attention was called, without the tokens.
+    """
+
+    stages: dict[int, Float[Tensor, "batch tokens dim"]] = field(default_factory=dict)
+    blocks: dict[int, Call] = field(default_factory=dict)
+    attention: dict[int, Call] = field(default_factory=dict)
+
+
+class SharedInput:
+    """Runs the model as far as needed to get the embedded tokens, and what attention gets beside them."""
+
+    def __init__(self, anatomy: Anatomy) -> None:
+        """Take a model's anatomy; nothing is run yet."""
+        self.anatomy = anatomy
+        self._first: SharedPass | None = None
+        self._whole = True
+
+    def __call__(self, inputs: Inputs) -> SharedPass:
+        """Return the embedded tokens of a batch. After the first batch, a pass ends at block 0 where it can."""
+        found = SharedPass()
+        with _recording(self.anatomy, found, whole=self._whole):
+            run(self.anatomy.model, inputs)
+        if 0 not in found.blocks:
+            raise MeasurementError(
+                f"block 0 ({self.anatomy.blocks[0]}) was not called in the forward pass; expected the model to run its "
+                "blocks in order. Pass the part of the model that does."
+            )
+        if self._first is None:
+            self._first = found
+            widths = {tokens.shape for tokens in found.stages.values()}
+            self._whole = len(widths) > 1 or any(call.extra for call in found.attention.values())
+        if not self._whole:  # calls without extras serve any batch
+            found.blocks, found.attention = self._first.blocks, self._first.attention
+            found.stages = dict.fromkeys(range(len(self.anatomy.blocks)), found.stages[0])
+        return found
+
+
+@contextmanager
+def _recording(anatomy: Anatomy, found: SharedPass, *, whole: bool) -> Iterator[None]:
+    handles: list[Any] = []
+
+    def block_hook(i: int) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            call = Call.of(args, kwargs, where=anatomy.blocks[i])
+            before = found.stages.get(i - 1)
+            same = before is not None and before.shape == call.tokens.shape
+            found.stages[i] = before if same and before is not None else call.tokens
+            found.blocks[i] = call.without_tokens()
+            if not whole:
+                raise StopForward
+
+        return hook
+
+    def attention_hook(i: int) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            found.attention[i] = Call.of(args, kwargs, where=f"attention of {anatomy.blocks[i]}").without_tokens()
+
+        return hook
+
+    try:
+        for i, name in enumerate(anatomy.blocks[: None if whole else 1]):
+            handles.append(anatomy.module(name).register_forward_pre_hook(block_hook(i), with_kwargs=True))
+        for component in anatomy.of("mha") if whole else ():
+            if component.block is not None:
+                module = anatomy.module(component.modules[0])
+                handles.append(module.register_forward_pre_hook(attention_hook(component.block), with_kwargs=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def apply_component(
+    anatomy: Anatomy, component: Component, shared: SharedPass
+) -> tuple[Float[Tensor, "batch tokens width"], Float[Tensor, "batch tokens out"]]:
+    """Apply one component to the shared tokens of its block; return what it got and what it gave."""
+    if component.block is None:
+        raise MeasurementError(f"{component.id} is outside the blocks; the shared convention is defined inside them.")
+    tokens = shared.stages[component.block]
+    modules = [anatomy.module(name) for name in component.modules]
+    if component.role == "mha":
+        if anatomy.family.windowed:
+            return _through_block(anatomy, component, shared)
+        output = shared.attention[component.block].again(modules[0], tokens)
+        for module in modules[1:]:
+            output = first_tensor(module(output), where=component.id)
+        return tokens, output
+    if component.role == "fc2":
+        tokens = nn.functional.pad(tokens, (0, _width_in(modules[0]) - tokens.shape[-1]))
+    outputs = [first_tensor(module(tokens), where=component.id) for module in modules]
+    return tokens, outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
+
+
+def _width_in(linear: nn.Module) -> int:
+    """Return the number of features that a linear map takes."""
+    weight = linear.weight
+    if not isinstance(weight, Tensor):
+        raise MeasurementError(f"expected a linear map, got {type(linear).__name__}.")
+    return weight.shape[0] if type(linear).__name__ == "Conv1D" else weight.shape[1]
+
+
+def _through_block(anatomy: Anatomy, component: Component, shared: SharedPass) -> tuple[Tensor, Tensor]:
+    """Call attention on windows by running its block up to it, with the first norm as the identity."""
+    block = component.block or 0
+    tokens = shared.stages[block]
+    norm = anatomy.module(next(c for c in anatomy.of("ln1") if c.block == block).modules[0])
+    attention = anatomy.module(component.modules[0])
+    seen: list[Tensor] = []
+
+    def identity(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        return torch.as_tensor(args[0])
+
+    def catch(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
+        windows = Call.of(args, kwargs, where=component.id).tokens
+        seen.extend(
+            t.reshape(len(tokens), -1, t.shape[-1]) for t in (windows, first_tensor(output, where=component.id))
+        )
+        raise StopForward
+
+    handles = [norm.register_forward_hook(identity), attention.register_forward_hook(catch, with_kwargs=True)]
+    try:
+        shared.blocks[block].again(anatomy.module(anatomy.blocks[block]), tokens)
+    except StopForward:
+        pass
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen[0], seen[1]
