@@ -48,7 +48,8 @@ class ChosenImages:
     def __init__(self, images: Images, indices: Int64[np.ndarray, " chosen"]) -> None:
         """Look through another ChosenImages, so that views of views stay one step deep."""
         if isinstance(images, ChosenImages):
-            images, indices = images.images, images.indices[indices]
+            indices = images.indices[indices]
+            images = images.images
         self.images: Images = images
         self.indices: Int64[np.ndarray, " chosen"] = indices
 
