@@ -1,0 +1,1 @@
+"""Advice: criteria, budget, race, and the recommendation that follows from them."""

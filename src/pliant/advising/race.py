@@ -1,0 +1,207 @@
+"""The race: every candidate is trained for a short, equal number of steps over a small grid of learning rates.
+
+Validation accuracy decides; candidates within one standard error of the best are a tie, which goes to the set that
+trains the fewest parameters. The test images are not read.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import pandas as pd
+
+from pliant.advising.budget import Candidate
+from pliant.errors import DivergedError
+from pliant.runs import CellConfig, Record
+from pliant.stats import fewest_within_error
+from pliant.terms import Role
+
+Train = Callable[[CellConfig], Record]
+"""Trains one cell from the pretrained weights; its record need not hold a reading of the test images."""
+
+GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
+    "sgd": {
+        "full": (0.01, 0.03, 0.1),
+        "norms": (0.1, 0.3, 1.0),
+        "other": (0.03, 0.1, 0.3),
+    },
+    "adamw": {
+        "full": (1e-4, 3e-4, 1e-3),
+        "norms": (1e-3, 3e-3, 1e-2),
+        "other": (3e-4, 1e-3, 3e-3),
+    },
+}
+"""Learning rates by optimiser and kind of component set: what fits one kind is too much or too little for another."""
+
+
+def learning_rates(components: str, roles: Sequence[Role], optimizer: str) -> tuple[float, ...]:
+    """Return the grid of learning rates of a component set."""
+    small = set(roles) <= {"ln1", "ln2", "layerscale"}
+    kind = "full" if components == "full" else "norms" if small else "other"
+    return GRIDS[optimizer][kind]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One short training run.
+
+    Attributes:
+        components: what was trained; parameters how many that are.
+        learning_rate: the schedule's highest.
+        validation_accuracy: at the end, of n_validation images; None if the loss stopped being finite.
+        stderr: binomial standard error of the accuracy.
+        status: "done", or where the run diverged.
+        seconds: it took.
+    """
+
+    components: str
+    parameters: int
+    learning_rate: float
+    validation_accuracy: float | None
+    stderr: float | None
+    n_validation: int
+    status: str
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class Race:
+    """What a race showed.
+
+    Attributes:
+        trials: in the order they were run.
+        best: the best trial of each candidate that has one, best first.
+        chosen: component set; learning_rate that of its best trial.
+        tied: candidates within one standard error of the best.
+        reason: the choice in one sentence.
+        warnings: what limits it (best at the edge of a grid, diverged trials).
+    """
+
+    trials: tuple[Trial, ...]
+    best: tuple[Trial, ...]
+    chosen: str
+    learning_rate: float
+    tied: tuple[str, ...]
+    reason: str
+    warnings: tuple[str, ...]
+
+    @property
+    def outcome(self) -> dict[str, float]:
+        """Best validation accuracy of each candidate."""
+        return {t.components: t.validation_accuracy for t in self.best if t.validation_accuracy is not None}
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """One row per trial, columns as the attributes of `Trial`."""
+        return pd.DataFrame([asdict(t) for t in self.trials])
+
+
+def run_race(
+    candidates: Sequence[Candidate],
+    base: CellConfig,
+    *,
+    train: Train,
+    grids: Mapping[str, Sequence[float]] | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Race:
+    """Train every candidate at every learning rate of its grid and choose.
+
+    Args:
+        candidates: in the order that they are started in.
+        base: the cell of every trial but for components and learning rate: its steps are the race's.
+        train: trains a cell.
+        grids: learning rates by component set, where they are not the default ones.
+        progress: called after each trial with trials done, trials in all, and a line about the trial.
+
+    Raises:
+        DivergedError: no trial of any candidate stayed finite.
+    """
+    plan = [
+        (c, rate)
+        for c in candidates
+        for rate in (grids or {}).get(c.components, learning_rates(c.components, c.roles, base.optimizer))
+    ]
+    trials = []
+    for done, (c, rate) in enumerate(plan, start=1):
+        record = train(base.replace(components=c.components, learning_rate=rate))
+        trials.append(_trial(c, rate, record))
+        if progress is not None:
+            progress(done, len(plan), f"{c.components} at {rate:g}: {_outcome(record)}")
+    return decide(trials)
+
+
+def _outcome(record: Record) -> str:
+    if record.validation_accuracy is None or record.status == "diverged":
+        return f"diverged at step {record.diverged_at}"
+    return f"{record.validation_accuracy:.1%}"
+
+
+def _trial(c: Candidate, rate: float, record: Record) -> Trial:
+    done = record.status == "done" and record.validation_accuracy is not None
+    accuracy, n = (record.validation_accuracy if done else None), record.n_validation or 0
+    return Trial(
+        components=c.components,
+        parameters=c.parameters,
+        learning_rate=rate,
+        validation_accuracy=accuracy,
+        stderr=None if accuracy is None or not n else math.sqrt(accuracy * (1 - accuracy) / n),
+        n_validation=n,
+        status="done" if done else f"diverged at step {record.diverged_at}",
+        seconds=record.seconds,
+    )
+
+
+def decide(trials: Sequence[Trial]) -> Race:
+    """Choose from finished trials.
+
+    Raises:
+        DivergedError: none of them is finite.
+    """
+    done = [t for t in trials if t.validation_accuracy is not None]
+    if not done:
+        raise DivergedError(
+            f"all {len(trials)} trials of the race diverged: the loss was not finite. Lower the learning rate "
+            "(--learning-rate), and check the images and weights for NaN."
+        )
+    ranked = sorted(done, key=lambda t: (-(t.validation_accuracy or 0.0), t.learning_rate))
+    best: dict[str, Trial] = {}
+    for trial in ranked:
+        best.setdefault(trial.components, trial)
+    pick = fewest_within_error(
+        {name: t.validation_accuracy or 0.0 for name, t in best.items()},
+        {name: t.stderr or 0.0 for name, t in best.items()},
+        parameters={name: t.parameters for name, t in best.items()},
+    )
+    chosen = best[pick.chosen]
+    return Race(
+        trials=tuple(trials),
+        best=tuple(best.values()),
+        chosen=pick.chosen,
+        learning_rate=chosen.learning_rate,
+        tied=tuple(pick.tied),
+        reason=_reason(best, pick.chosen, pick.tied),
+        warnings=_warnings(trials, best),
+    )
+
+
+def _reason(best: Mapping[str, Trial], chosen: str, tied: Sequence[str]) -> str:
+    found = f"{best[chosen].validation_accuracy:.1%} of {best[chosen].n_validation} validation images"
+    if len(best) == 1:
+        return f"{chosen} was the only candidate; its best trial reached {found}"
+    if len(tied) == 1:
+        return f"{chosen} reached the highest validation accuracy, {found}, by more than one standard error"
+    others = ", ".join(f"{name} {best[name].validation_accuracy:.1%}" for name in tied if name != chosen)
+    return f"{chosen} trains the fewest parameters of those within one standard error of the best: {found} ({others})"
+
+
+def _warnings(trials: Sequence[Trial], best: Mapping[str, Trial]) -> tuple[str, ...]:
+    found = []
+    for name, trial in best.items():
+        grid = sorted(t.learning_rate for t in trials if t.components == name)
+        if len(grid) > 1 and trial.learning_rate in (grid[0], grid[-1]):
+            found.append(
+                f"{name}: its best learning rate {trial.learning_rate:g} is at the edge of its grid ({grid[0]:g} to "
+                f"{grid[-1]:g}); a better one may lie beyond"
+            )
+    found += [f"{t.components} at {t.learning_rate:g}: {t.status}" for t in trials if t.validation_accuracy is None]
+    return tuple(found)
