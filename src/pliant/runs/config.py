@@ -64,6 +64,7 @@ class CellConfig(Strict):
         crop_scale_min: smallest share of the image's area that `crop` takes (0.08); None without `crop`.
         normalization: mean and std of the images: the `checkpoint`'s own, or `imagenet`'s.
         seed: of the new classifier, the order of images, augmentation and dropout.
+        read_test: whether the test images are read, once, at the end. False for runs that only help to choose.
 
     Raises:
         ConfigError: an unknown key (the nearest known one is named), a value of the wrong type or out of range, two
@@ -102,6 +103,7 @@ class CellConfig(Strict):
     crop_scale_min: Annotated[float, Field(gt=0, le=1)] | None = None
     normalization: Literal["checkpoint", "imagenet"] = "checkpoint"
     seed: Seed = 0
+    read_test: bool = True
 
     @model_validator(mode="before")
     @classmethod
@@ -250,4 +252,4 @@ def _slug(text: str, *, longest: int = 40) -> str:
     kind, colon, rest = text.partition(":")
     words = [kind, rest] if colon else [text]
     tails = [word.replace("\\", "/").rstrip("/").split("/")[-1] for word in words]
-    return re.sub(r"[^A-Za-z0-9._+-]+", "_", "_".join(tail for tail in tails if tail)).strip("._-")[:longest] or "x"
+    return re.sub(r"[^A-Za-z0-9._+-]+", "_", "_".join(tail for tail in tails if tail)).strip("._+-")[:longest] or "x"

@@ -126,7 +126,7 @@ class Record(Strict):
         status: see above. A diverged run keeps its last good checkpoint's figures, and is never averaged in.
         best_step: step of the checkpoint that was chosen, by validation accuracy.
         validation_accuracy: of that checkpoint, over `n_validation` images.
-        test: of that checkpoint; the test set is read once, after the choice.
+        test: of that checkpoint; the test set is read once, after the choice, and not at all without `cell.read_test`.
         n_train: images trained on; `n_validation` images chosen on.
         trained_parameters: number of trained weights, of `total_parameters`.
         trained_names: full names of the trained tensors.
@@ -191,8 +191,10 @@ class Record(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.status == "done" and (self.test is None or self.best_step is None or self.validation_accuracy is None):
-            raise ValueError("a record that is done needs test, best_step and validation_accuracy")
+        if self.status == "done" and (self.best_step is None or self.validation_accuracy is None):
+            raise ValueError("a record that is done needs best_step and validation_accuracy")
+        if self.status == "done" and (self.test is None) == self.cell.read_test:
+            raise ValueError(f"test = {self.test} contradicts the cell's read_test = {self.cell.read_test}")
         if (self.status == "diverged") != (self.diverged_at is not None):
             raise ValueError(f"status {self.status!r} and diverged_at = {self.diverged_at} contradict each other")
         if (self.status == "failed") != (self.error is not None):
