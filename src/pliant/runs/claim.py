@@ -29,15 +29,22 @@ class Claim:
     """
 
     def __init__(self, cell: CellConfig, folder: Path, *, lock: Lock) -> None:
-        """Take over the lock, and clear away what a dead writer left half-written."""
+        """Take over the lock."""
         self.cell = cell
         self.folder = folder
         self._lock: Lock | None = lock
-        with storing("clean up", folder):
-            for left in folder.glob(".*.tmp"):
-                # config.json is the one file that is written without the lock, by whoever plans the cell.
-                if not left.name.startswith(".config.json."):
-                    left.unlink(missing_ok=True)
+
+    def prepare(self) -> None:
+        """Write the configuration if it is not there, and clear away what a dead writer left half-written.
+
+        Raises:
+            StoreError: the folder cannot be written.
+        """
+        with storing("clean up", self.folder):
+            for left in self.folder.glob(".*.tmp"):
+                left.unlink(missing_ok=True)
+        if not (self.folder / "config.json").exists():
+            write_atomically(self.folder / "config.json", self.cell.to_json(), durable=False)
 
     @property
     def checkpoint(self) -> Path:

@@ -14,6 +14,7 @@ Nothing else keeps state: what a cell's state is, files and locks say, now, to w
 """
 
 import json
+import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Literal, get_args
 import pandas as pd
 
 from pliant.errors import PliantError, StoreError
-from pliant.runs.atomic import storing, sync_folder, write_atomically
+from pliant.runs.atomic import storing, sync_folder
 from pliant.runs.claim import Claim
 from pliant.runs.config import CellConfig
 from pliant.runs.lock import acquire, is_locked, owner_of
@@ -84,11 +85,11 @@ class Store:
             StoreError: the folder cannot be written.
         """
         for cell in cells:
-            folder = self.path(cell)
-            with storing("make the folder", folder):
-                folder.mkdir(exist_ok=True)
-            if not (folder / "config.json").exists():
-                write_atomically(folder / "config.json", cell.to_json(), durable=False)
+            folder = self._folder(cell)
+            lock = None if (folder / "config.json").exists() else acquire(folder / "lock")
+            if lock is not None:  # else whoever has it writes the configuration
+                with Claim(cell, folder, lock=lock) as claim:
+                    claim.prepare()
 
     def claim(self, cell: CellConfig) -> Claim | None:
         """Take a missing cell, to run it: no other process can, until the claim is released or this one dies.
@@ -100,22 +101,22 @@ class Store:
             StoreError: the cell's folder holds another configuration or one that cannot be read (the difference is
                 named), or it cannot be written.
         """
-        self.plan([cell])
-        folder = self.path(cell)
-        _check_config(folder, cell)
-        if _verdict(folder, cell) is not None:
+        folder = self._folder(cell)
+        if (folder / "config.json").exists() and _settled(folder, cell):
             return None
         lock = acquire(folder / "lock")
         if lock is None:
             return None
+        claim = Claim(cell, folder, lock=lock)
         try:
-            if _verdict(folder, cell) is not None:  # finished between the first look and the lock
-                lock.release()
-                return None
-            return Claim(cell, folder, lock=lock)
+            claim.prepare()
+            if not _settled(folder, cell):  # it may have been finished between the first look and the lock
+                return claim
         except BaseException:
-            lock.release()
+            claim.release()
             raise
+        claim.release()
+        return None
 
     def entry(self, cell: CellConfig) -> Entry:
         """Look at one cell.
@@ -195,6 +196,13 @@ class Store:
         failed = [entry.cell for entry in self.entries() if entry.state == "failed"]
         return tuple(cell for cell in failed if self.retry(cell, from_start=from_start))
 
+    def _folder(self, cell: CellConfig) -> Path:
+        """Make the cell's folder."""
+        folder = self.path(cell)
+        with storing("make the folder", folder):
+            folder.mkdir(exist_ok=True)
+        return folder
+
     def _scan(self) -> Iterator[Entry | str]:
         """Look at everything under `cells/`: an entry for a cell, a sentence for anything else."""
         with storing("list", self._cells):
@@ -241,6 +249,16 @@ def _check_config(folder: Path, cell: CellConfig) -> None:
             + "; ".join(stored.differences(cell))
             + ". It was changed by hand or by another version of pliant. Restore it, or remove the folder"
         )
+
+
+def _settled(folder: Path, cell: CellConfig) -> bool:
+    """Whether a cell has a result or an error, so that it is not to be run; refuses another cell's folder."""
+    _check_config(folder, cell)
+    verdict = _verdict(folder, cell)
+    if verdict is not None and verdict.status != "failed" and (folder / "checkpoint").exists():
+        # Its writer died between the two; with the result there, nobody needs the checkpoint, so no lock is needed.
+        shutil.rmtree(folder / "checkpoint", ignore_errors=True)
+    return verdict is not None
 
 
 def _verdict(folder: Path, cell: CellConfig) -> Record | None:
