@@ -1,5 +1,6 @@
 """Files to uint8 RGB arrays: one rule for every kind of image, and a cache that is decoded once."""
 
+import contextlib
 import io
 import os
 import tempfile
@@ -7,7 +8,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -30,6 +31,11 @@ WINDOW = 256
 
 LISTED = 20
 """Unreadable images that an error message names; `audit` names all."""
+
+PIL.Image.init()
+_PICTURES = "AVIF BMP DIB GIF ICO JPEG JPEG2000 MPO PCX PNG PPM TGA TIFF WEBP"
+FORMATS = tuple(name for name in _PICTURES.split() if name in PIL.Image.OPEN)
+"""Decoders that are tried, whatever a file is called: pictures only, none that starts another program."""
 
 ORIENTATION = 0x0112
 FULL_16_BIT = 65535
@@ -68,7 +74,7 @@ def to_rgb(image: PIL.Image.Image) -> Decoded:
         image = PIL.Image.fromarray(_eight_bits(np.asarray(image), sixteen=image.mode != "F"))
     if image.has_transparency_data:
         conversions.append("transparency")
-        layered = image.convert("RGBA")
+        layered = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
         image = PIL.Image.alpha_composite(PIL.Image.new("RGBA", layered.size, "white"), layered)
     return Decoded(np.array(image.convert("RGB")), tuple(conversions))
 
@@ -91,10 +97,10 @@ def open_image(source: Any) -> PIL.Image.Image:
     if isinstance(source, PIL.Image.Image):
         return source
     if isinstance(source, bytes | bytearray | memoryview):
-        return PIL.Image.open(io.BytesIO(source))
+        return PIL.Image.open(io.BytesIO(source), formats=FORMATS)
     if isinstance(source, np.ndarray):
         return PIL.Image.fromarray(source[..., 0] if source.ndim == 3 and source.shape[2] == 1 else source)
-    return PIL.Image.open(source)
+    return PIL.Image.open(source, formats=FORMATS)
 
 
 @dataclass(frozen=True)
@@ -164,25 +170,42 @@ class Packer:
         self.bytes = 0
         self.file: BinaryIO | None = None
 
-    def append(self, pixels: UInt8[np.ndarray, "height width 3"]) -> None:
-        """Add one image."""
+    def append(self, pixels: UInt8[np.ndarray, "height width 3"]) -> bool:
+        """Add one image; False if there is no room, and then nothing is kept."""
         self.sizes.append((pixels.shape[0], pixels.shape[1]))
         self.bytes += pixels.nbytes
         self.parts.append(pixels.reshape(-1))
-        if self.file is None and self.bytes > self.limit:
-            self.file = _nameless_file()
-        if self.file is not None:
-            for part in self.parts:
-                self.file.write(part.data)
-            self.parts.clear()
+        try:
+            if self.file is None and self.bytes > self.limit:
+                self.file = _nameless_file()
+            if self.file is not None:
+                for part in self.parts:
+                    self.file.write(part.data)
+                self.parts.clear()
+        except OSError:
+            self.abandon()
+            return False
+        return True
 
-    def finish(self) -> PackedImages:
-        """Return what was collected."""
+    def finish(self) -> PackedImages | None:
+        """Return what was collected; None if there was no room for the last of it."""
         sizes = np.array(self.sizes, dtype=np.int64).reshape(-1, 2)
         if self.file is None:
             return PackedImages(np.concatenate([*self.parts, np.zeros(0, np.uint8)]), sizes)
-        self.file.flush()
-        return PackedImages(np.memmap(self.file, dtype=np.uint8, mode="r"), sizes)
+        try:
+            self.file.flush()
+            return PackedImages(np.memmap(self.file, dtype=np.uint8, mode="r"), sizes)
+        except OSError:
+            return None
+        finally:
+            self.abandon()  # the mapping outlives the open file
+
+    def abandon(self) -> None:
+        """Free what was collected."""
+        self.parts.clear()
+        if self.file is not None:
+            with contextlib.suppress(OSError):  # closing flushes, for which there may be no room
+                self.file.close()
 
 
 def cache_folder() -> Path:
@@ -236,19 +259,15 @@ def decode(images: ImageSet, *, progress: Progress | None = None, limit: int = M
         else:
             kept.append(position)
             conversions.update(outcome.conversions)
-            try:
-                if packer is not None:
-                    packer.append(outcome.pixels)
-            except OSError:  # no room
+            if packer is not None and not packer.append(outcome.pixels):
                 packer = None
         if progress is not None:
             progress(position + 1, len(indices))
     chosen = images.subset(kept)
-    if packer is None:
-        return Decoding(chosen, conversions, tuple(failures), cached=False)
-    return Decoding(
-        ImageSet(packer.finish(), chosen.labels, chosen.classes, chosen.origins), conversions, tuple(failures)
-    )
+    packed = packer.finish() if packer is not None else None
+    if packed is not None:
+        chosen = replace(chosen, images=packed)
+    return Decoding(chosen, conversions, tuple(failures), cached=packed is not None)
 
 
 CONVERTED = {

@@ -2,8 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,11 @@ import numpy as np
 
 from pliant.assets import FASHION_SAMPLE
 from pliant.data.decode import Progress, conversion_note, decode, unreadable_error
+from pliant.data.folders import folder
+from pliant.data.hub import hub
 from pliant.data.idx import read_idx
+from pliant.data.listing import Listing, Request, Source
+from pliant.data.objects import listing_of
 from pliant.data.sets import ArrayImages, ImageData, ImageSet, empty_like
 from pliant.data.splits import hold_out, limited, missing_classes, stratified
 from pliant.errors import ConfigError, DataError, UnknownNameError
@@ -33,43 +36,6 @@ FASHION_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 """Where the Debian package dataset-fashion-mnist puts its files."""
 
 DIGITS_TRAIN = 300
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the caller asked for beside the name: at most so many images per split, and the seed of the splits."""
-
-    train: int | None = None
-    validation: int | None = None
-    test: int | None = None
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class Listing:
-    """A data set whose images are listed but not decoded, as its source splits it; None where it has no such split."""
-
-    name: str
-    train: ImageSet
-    validation: ImageSet | None = None
-    test: ImageSet | None = None
-    notes: tuple[str, ...] = ()
-    measuring_only: bool = False
-
-
-@dataclass(frozen=True)
-class Source:
-    """A kind of data set: how its name is written, and how it is listed.
-
-    Attributes:
-        form: as the user writes it, such as "folder:PATH".
-        about: one line for the list of names.
-        lists: from what follows the colon (None without one) and the request to a listing.
-    """
-
-    form: str
-    about: str
-    lists: Callable[[str | None, Request], Listing]
 
 
 def digits(argument: str | None, request: Request) -> Listing:
@@ -142,6 +108,8 @@ SOURCES: dict[str, Source] = {
     "digits": Source("digits", "1,797 handwritten digits, 8×8, in scikit-learn", digits),
     "fashion-mnist": Source("fashion-mnist[:DIR]", "70,000 grey images of clothing, 28×28", fashion_mnist),
     "fashion-sample": Source("fashion-sample", "128 bundled images of clothing, for measuring only", fashion_sample),
+    "folder": Source("folder:PATH", "class folders; or train/, val/, test/ with class folders", folder),
+    "hub": Source("hub:ORG/NAME[:CONFIG]", "a data set of the hub, through datasets", hub),
     "text": Source("text:FILE", "text for language models, measure and bounds only", text),
 }
 """Every kind of data set that has a name."""
@@ -179,7 +147,8 @@ def load(
     validation if it has none; both stratified, from `seed`. Classes are those of the training images, for all splits.
 
     Args:
-        name_or_object: a name (`digits`, `folder:PATH`, ...; the keys of `SOURCES`).
+        name_or_object: a name (`digits`, `folder:PATH`, ...; the forms in `SOURCES`), a datasets.Dataset or
+            DatasetDict, a torch data set of (image, label), or a mapping from split names to such data sets.
         train: at most so many training images, stratified; None for all (digits: for 300, the rest is halved).
         validation: at most so many validation images.
         test: at most so many test images.
@@ -192,21 +161,33 @@ def load(
         DataError: data that cannot be used as they are: unreadable images (by path), missing files, a single class.
     """
     request = Request(train, validation, test, seed)
-    source, argument = find_source(name_or_object)
-    listing = source.lists(argument, request)
+    listing = list_images(name_or_object, request)
     return _decoded(split(listing, request), skip_unreadable=skip_unreadable, progress=progress)
+
+
+def list_images(name_or_object: Any, request: Request) -> Listing:
+    """List a data set without decoding its images."""
+    if isinstance(name_or_object, str | Path):
+        source, argument = find_source(str(name_or_object))
+        return source.lists(argument, request)
+    return listing_of(name_or_object, type(name_or_object).__name__)
 
 
 def split(listing: Listing, request: Request) -> ImageData:
     """Complete the splits of a listing and apply the limits; images stay undecoded."""
     train, validation, test = listing.train, listing.validation, listing.test
+    if np.count_nonzero(train.counts) < 2:
+        only = train.classes[int(train.labels[0])] if len(train) else "none"
+        raise DataError(f"{listing.name} has a single class with images, {only!r}; classifying needs two or more")
+    for purpose, images in (("validation", validation), ("test", test)):
+        _refuse_unknown(listing.name, purpose, images, train)
     if listing.measuring_only:
         validation = test = empty_like(train)
     if test is None:
         train, test = hold_out(train, seed=request.seed, purpose="test")
     if validation is None:
         train, validation = hold_out(train, seed=request.seed, purpose="validation")
-    data = ImageData(
+    return ImageData(
         listing.name,
         train.classes,
         limited(train, request.train, seed=request.seed, purpose="train"),
@@ -214,9 +195,16 @@ def split(listing: Listing, request: Request) -> ImageData:
         limited(test, request.test, seed=request.seed, purpose="test"),
         listing.notes,
     )
-    if len(data.classes) < 2:
-        raise DataError(f"{data.name} has a single class, {data.classes[0]!r}; classifying needs two or more")
-    return data
+
+
+def _refuse_unknown(name: str, purpose: str, images: ImageSet | None, train: ImageSet) -> None:
+    """Refuse a split with images of a class that train has none of: it cannot be learnt."""
+    if images is None:
+        return
+    unknown = np.flatnonzero((images.counts > 0) & (train.counts == 0)).tolist()
+    if unknown:
+        names = ", ".join(repr(images.classes[c]) for c in unknown[:5]) + (" ..." if len(unknown) > 5 else "")
+        raise DataError(f"{name}: {purpose} has images of {names}, of which train has none; add some or remove these")
 
 
 def _decoded(data: ImageData, *, skip_unreadable: bool, progress: Progress | None) -> ImageData:
