@@ -1,1 +1,71 @@
-"""pliant: find out which components of a pretrained transformer bend, and train only those worth it."""
+"""pliant: find out which components of a pretrained transformer bend, and train only those worth it.
+
+    import pliant
+
+    pliant.anatomy("bundled")                       # components, tensors, parameters
+    pliant.measure("bundled", target="digits")      # plasticity
+    pliant.tune("bundled", "folder:photos")         # the main job
+
+The names below are the public ones; each is imported when it is first used, so `import pliant` is quick.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from pliant.errors import PliantError
+from pliant.terms import Preprocessing
+
+if TYPE_CHECKING:
+    from pliant.components import Anatomy, Component, Family
+    from pliant.data.audit import audit
+    from pliant.job import TuneResult, tune
+    from pliant.measuring import Measurement, measure
+    from pliant.measuring.subject import anatomy
+    from pliant.models import Loaded, from_module
+    from pliant.tuning import probe
+
+_HOMES = {
+    "Anatomy": "pliant.components",
+    "Component": "pliant.components",
+    "Family": "pliant.components",
+    "Loaded": "pliant.models",
+    "Measurement": "pliant.measuring",
+    "TuneResult": "pliant.job",
+    "anatomy": "pliant.measuring.subject",
+    "audit": "pliant.data.audit",
+    "from_module": "pliant.models",
+    "measure": "pliant.measuring",
+    "probe": "pliant.tuning",
+    "tune": "pliant.job",
+}
+
+__all__ = [
+    "Anatomy",
+    "Component",
+    "Family",
+    "Loaded",
+    "Measurement",
+    "PliantError",
+    "Preprocessing",
+    "TuneResult",
+    "anatomy",
+    "audit",
+    "from_module",
+    "measure",
+    "probe",
+    "tune",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'pliant' has no attribute {name!r}; public names: {', '.join(__all__)}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return sorted(__all__)

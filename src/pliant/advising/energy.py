@@ -20,9 +20,11 @@ from torch import Tensor, nn
 
 from pliant.components import Anatomy
 from pliant.data import ImageSet, pixel_values
-from pliant.errors import MeasurementError, ModelError
+from pliant.errors import MeasurementError
 from pliant.measuring.capture import observing
 from pliant.terms import Preprocessing
+from pliant.tuning.classifier import classifiers
+from pliant.tuning.evaluate import logits_of
 
 Progress = Callable[[int, int], None]
 
@@ -42,11 +44,11 @@ def gradient_energy(
     gradient, both in evaluation mode.
 
     Raises:
-        ModelError: the model has no linear classifier.
+        ModelError: the model has no linear classifier over these classes.
         MeasurementError: a gradient that is not finite.
     """
     model = anatomy.model
-    heads = _linear_heads(anatomy, len(images.classes))
+    heads = list(classifiers(anatomy, len(images.classes)).values())
     was = next(model.parameters()).device
     total = 2 * len(images)
     done = 0
@@ -69,7 +71,7 @@ def gradient_energy(
                 _fit(head, found, images.labels)
             with torch.enable_grad():
                 for values, labels in batches():
-                    loss = nn.functional.cross_entropy(_logits(model(values)), labels, reduction="sum")
+                    loss = nn.functional.cross_entropy(logits_of(model(values)), labels, reduction="sum")
                     torch.autograd.backward(loss / len(images))
             return _table(anatomy)
     finally:
@@ -79,22 +81,6 @@ def gradient_energy(
 def energy_by_role(energy: pd.DataFrame) -> dict[str, float]:
     """Sum the energy over the blocks of each role."""
     return {str(role): float(total) for role, total in energy.groupby("role")["energy"].sum().items()}
-
-
-def _logits(output: Any) -> Tensor:
-    return torch.as_tensor(output if isinstance(output, Tensor) else output.logits)
-
-
-def _linear_heads(anatomy: Anatomy, classes: int) -> list[nn.Linear]:
-    owned = {name.rpartition(".")[0] for c in anatomy.of("head") for name in c.parameters}
-    heads = [m for name in sorted(owned) if isinstance(m := anatomy.module(name), nn.Linear)]
-    if len(heads) != len(owned) or not heads or any(h.out_features != classes for h in heads):
-        found = ", ".join(f"{name} ({type(anatomy.module(name)).__name__})" for name in sorted(owned)) or "none"
-        raise ModelError(
-            f"gradient energy needs a linear classifier over {classes} classes; this model's head is: {found}. Load "
-            "the model for these classes (pliant.models.load(name, classes=...))."
-        )
-    return heads
 
 
 @contextmanager

@@ -1,0 +1,5 @@
+"""`python -m pliant.cli`."""
+
+from pliant.cli.app import main
+
+main()
