@@ -22,7 +22,8 @@ class Family:
         fc1: the module, or the modules that share one input (gate and up of a gated feed-forward part).
         mha_also: further modules or parameters of a block that belong to `mha` (relative position tables).
         layerscale: modules or parameters of a block that scale a residual branch.
-        emb, final_norm, head, mha_shared: ends of names outside the blocks (a module or parameter).
+        emb, final_norm, head, mha_shared: modules or parameters outside the blocks, as they are called in the module
+            that holds the list of blocks, or in one around it.
         owners: class names of the module that may hold the list of blocks; empty for any.
         absent: names that a block must not have (they would give a part another meaning).
         causal: whether attention is masked to the past.
@@ -69,7 +70,7 @@ FAMILIES: tuple[Family, ...] = (
         owners=("VisionTransformer", "VisionTransformerDistilled"),
     ),
     Family(
-        name="timm Eva",
+        name="timm Eva and BEiT",
         blocks="blocks",
         ln1="norm1",
         mha="attn",
@@ -80,7 +81,7 @@ FAMILIES: tuple[Family, ...] = (
         emb=_TIMM_EMB,
         final_norm=("norm", "fc_norm"),
         head=("head",),
-        owners=("Eva",),
+        owners=("Eva", "Beit"),
     ),
     Family(
         name="timm Eva, gated",
@@ -95,6 +96,20 @@ FAMILIES: tuple[Family, ...] = (
         final_norm=("norm", "fc_norm"),
         head=("head",),
         owners=("Eva",),
+    ),
+    Family(
+        name="timm Swin",
+        blocks="layers.*.blocks",
+        ln1="norm1",
+        mha="attn",
+        ln2="norm2",
+        fc1=("mlp.fc1",),
+        fc2="mlp.fc2",
+        emb=_TIMM_EMB,
+        final_norm=("norm",),
+        head=("head",),
+        owners=("SwinTransformer",),
+        windowed=True,
     ),
     Family(
         name="transformers ViT",  # also DeiT and MAE, since transformers 5.9

@@ -70,16 +70,11 @@ def _fits(block: nn.Module, row: Family) -> bool:
 
 def _block_names(model: nn.Module, row: Family) -> tuple[str, ...]:
     """Return the full names of the blocks that a row finds, in order of depth; empty if it does not fit."""
-    ending = row.blocks.split(".")
     towers: dict[str, list[str]] = defaultdict(list)
     for path, module in model.named_modules():
-        names = path.split(".")
-        if not isinstance(module, nn.ModuleList | nn.Sequential) or len(names) < len(ending) or not len(module):
+        if not isinstance(module, nn.ModuleList | nn.Sequential) or not len(module) or not _ends_with(path, row.blocks):
             continue
-        tail = names[len(names) - len(ending) :]
-        if not all(fnmatchcase(n, e) for n, e in zip(tail, ending, strict=True)):
-            continue
-        tower = ".".join(names[: len(names) - len(ending)])
+        tower = _tower(path, row.blocks)
         owner = type(model.get_submodule(tower)).__name__
         if row.owners and owner not in row.owners:
             continue
@@ -98,10 +93,11 @@ def _take_apart(model: nn.Module, row: Family, blocks: tuple[str, ...]) -> Anato
     owned: dict[tuple[Role, int | None], list[str]] = defaultdict(list)
     inside = {f"{name}.": i for i, name in enumerate(blocks)}
     owners = [_owners_in_block(model.get_submodule(name), row) for name in blocks]
+    holders = _holders(blocks[0], row)
     for name, _ in model.named_parameters():
         prefix = next((p for p in inside if name.startswith(p)), None)
         if prefix is None:
-            owned[_owner_outside(name, row), None].append(name)
+            owned[_owner_outside(name, row, holders), None].append(name)
         else:
             block = inside[prefix]
             owned[_owner(name.removeprefix(prefix), owners[block]), block].append(name)
@@ -125,18 +121,26 @@ def _owner(name: str, owners: list[tuple[str, Role]]) -> Role:
     return next((role for path, role in owners if name == path or name.startswith(f"{path}.")), "other")
 
 
-def _owner_outside(name: str, row: Family) -> Role:
-    """Return the role of a parameter outside the blocks: the entry whose names stand in its path.
+def _owner_outside(name: str, row: Family, holders: tuple[str, ...]) -> Role:
+    """Return the role of a parameter outside the blocks.
 
-    An entry matches whole names anywhere in the path (`embeddings` in `vit.embeddings.cls_token`); where several
-    match, the one that starts leftmost decides, then the longest (`pooler.layernorm` before `layernorm`).
+    An entry of the row is a path from one of the `holders`: `layernorm` names `vit.layernorm` for blocks under `vit`,
+    and never a norm inside another part, as that of a pooler or of a step between stages.
     """
-    found: list[tuple[int, int, Role]] = []
-    for role, field in _OUTSIDE:
-        for entry in getattr(row, field):
-            if (at := f".{name}.".find(f".{entry}.")) >= 0:
-                found.append((at, -len(entry), role))
-    return min(found)[2] if found else "other"
+    for holder in holders:
+        inner = name.removeprefix(holder)
+        if not name.startswith(holder):
+            continue
+        for role, field in _OUTSIDE:
+            if any(f"{inner}.".startswith(f"{entry}.") for entry in getattr(row, field)):
+                return role
+    return "other"
+
+
+def _holders(block: str, row: Family) -> tuple[str, ...]:
+    """Return the prefixes of the modules around the list of blocks, innermost first, the model itself last."""
+    names = block.split(".")[: -1 - len(row.blocks.split("."))]
+    return tuple("".join(f"{n}." for n in names[:depth]) for depth in range(len(names), -1, -1))
 
 
 def _components(
@@ -175,11 +179,43 @@ def _repeated_lists(model: nn.Module) -> Iterable[str]:
 
 
 def _nothing_fits(model: nn.Module, family: Family | None) -> str:
-    tried = f"the row {family.name!r}" if family is not None else f"any of the {len(FAMILIES)} known families"
+    tried = f"any of the {len(FAMILIES)} known families" if family is None else f"the row {family.name!r}"
     lists = "\n".join(_repeated_lists(model)) or "  (none)"
     return (
-        f"the blocks of {type(model).__name__} were not found by {tried}. Its lists of repeated modules are:\n{lists}\n"
+        f"the blocks of {type(model).__name__} were not found by {tried}{_why(model, family)}. "
+        f"Its lists of repeated modules are:\n{lists}\n"
         "If one of them holds transformer blocks, say where their parts are and pass it as family=:\n"
         '  pliant.Family(name="mine", blocks="<end of the list\'s path>", ln1="<norm>", mha="<attention>", '
         'ln2="<norm>", fc1=("<first linear>",), fc2="<second linear>")'
     )
+
+
+def _why(model: nn.Module, row: Family | None) -> str:
+    """Say which of its statements a user's row fails by; nothing for the whole table."""
+    if row is None:
+        return ""
+    lists = [(path, m) for path, m in model.named_modules() if isinstance(m, nn.ModuleList | nn.Sequential) and len(m)]
+    if not (ending := [(path, m) for path, m in lists if _ends_with(path, row.blocks)]):
+        return f": no list of modules has a path that ends in {row.blocks!r}"
+    path, blocks = ending[0]
+    if row.owners and (owner := type(model.get_submodule(_tower(path, row.blocks))).__name__) not in row.owners:
+        return f": {path!r} is held by a {owner}, and the row is for {' and '.join(row.owners)}"
+    for i, block in enumerate(blocks):
+        if unwanted := [n for n in row.absent if _has(block, n)]:
+            return f": {path}.{i} has {unwanted[0]!r}, which the row says must be absent"
+        for role, names in _parts(row).items():
+            if missing := [n for n in names if _existing(block, n) is None]:
+                return f": {path}.{i} ({type(block).__name__}) has no {missing[0]!r} (its {role})"
+    return ""
+
+
+def _ends_with(path: str, ending: str) -> bool:
+    names, ends = path.split("."), ending.split(".")
+    return len(names) >= len(ends) and all(
+        fnmatchcase(n, e) for n, e in zip(names[len(names) - len(ends) :], ends, strict=True)
+    )
+
+
+def _tower(path: str, ending: str) -> str:
+    """Return the path of the module that holds the list (or the stages) of blocks."""
+    return ".".join(path.split(".")[: -len(ending.split("."))])

@@ -3,6 +3,7 @@
 Hooks sit at module boundaries only: inner parts of an attention never fire under fused kernels.
 """
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -90,13 +91,28 @@ def first_tensor(output: object, *, where: str) -> Tensor:
 
 def run(model: nn.Module, inputs: Inputs) -> None:
     """Run one forward pass for its hooks' sake."""
+    more = _unmasked(model, inputs)
     try:
         if isinstance(inputs, Mapping):
-            model(**inputs)
+            model(**{**more, **inputs})
         else:
-            model(inputs)
+            model(inputs, **more)
     except StopForward:
         pass
+
+
+def _unmasked(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
+    """Arguments that keep a masked autoencoder (MAE) from shuffling: it orders patches by noise even if it masks none.
+
+    Equal positions would then hold different places of two images, and a rate would compare those.
+    """
+    config: Any = getattr(model, "config", None)
+    if not hasattr(config, "mask_ratio") or "noise" not in inspect.signature(model.forward).parameters:
+        return {}
+    pixels = inputs["pixel_values"] if isinstance(inputs, Mapping) else inputs
+    side = config.patch_size
+    patches = (pixels.shape[-2] // side) * (pixels.shape[-1] // side)
+    return {"noise": torch.arange(patches, dtype=torch.float32, device=pixels.device).expand(len(pixels), -1)}
 
 
 def batch_size(inputs: Inputs) -> int:
@@ -117,13 +133,17 @@ def observing(model: nn.Module) -> Iterator[None]:
     for name in changed:
         setattr(config, name, False if name == "use_cache" else 0.0)
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), torch.random.fork_rng(devices=_cuda_devices(model)):
             yield
     finally:
         for name, value in changed.items():
             setattr(config, name, value)
         for module in training:
             module.training = True
+
+
+def _cuda_devices(model: nn.Module) -> list[torch.device]:
+    return sorted({p.device for p in model.parameters() if p.device.type == "cuda"}, key=lambda d: d.index or 0)
 
 
 class Watch:

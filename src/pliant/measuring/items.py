@@ -103,19 +103,19 @@ def sample_of(total: int, count: int | None, *, seed: int) -> Sequence[int]:
     return [int(i) for i in (chosen if count is None else chosen[:count])]
 
 
-def joined(source: Items, target: Items | None, start: int, stop: int) -> tuple[Tensor, int]:
+def joined(source: Items, target: Items | None, first: range, second: range | None) -> tuple[Tensor, int]:
     """Return the items of one pass, source before target, and how many of them are source items.
 
     Raises:
         DataError: source and target items differ in shape.
     """
-    first = source.batch(start, stop)
-    if target is None:
-        return first, len(first)
-    second = target.batch(start, stop)
-    if first.shape[1:] != second.shape[1:]:
+    x = source.batch(first.start, first.stop)
+    if target is None or second is None:
+        return x, len(x)
+    y = target.batch(second.start, second.stop)
+    if x.shape[1:] != y.shape[1:]:
         raise DataError(
-            f"source items have shape {tuple(first.shape[1:])}, target items {tuple(second.shape[1:])}; "
+            f"source items have shape {tuple(x.shape[1:])}, target items {tuple(y.shape[1:])}; "
             "a difference needs equal shapes. Bring both to one size."
         )
-    return torch.cat([first, second.to(first.dtype)]), len(first)
+    return torch.cat([x, y.to(x.dtype)]), len(x)

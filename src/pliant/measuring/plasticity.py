@@ -3,9 +3,11 @@
 P(f) = E over distinct pairs (x, y) of ‖f(x) − f(y)‖_F / ‖x − y‖_F
 """
 
+import math
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -23,7 +25,10 @@ from pliant.numerics.estimate import Design
 from pliant.terms import BLOCK_ROLES, CONVENTIONS, PAIR_MODES, Convention, PairMode, Role, nearest
 
 Progress = Callable[[int, int], None]
-"""Called after each pass with items done and items in all."""
+"""Called after each pass with passes done and passes in all."""
+
+Pass = tuple[range, range | None]
+"""Positions of the source items of a pass, and of its target items; None if pairs are formed within one set."""
 
 
 @dataclass(frozen=True)
@@ -130,9 +135,9 @@ def measure_items(
     progress: Progress | None = None,
 ) -> Meter:
     """Run all passes and return the meter that has counted them."""
-    total = len(source) if target is None else min(len(source), len(target))
-    if total < 2 and plan.design != "matched":
-        raise DataError(f"got {total} item a side; a rate needs two distinct items, a standard error more")
+    for side in (source, target):
+        if side is not None and len(side) < (2 if target is None else 1):
+            raise DataError(f"got {len(side)} items of {side.name}; a rate needs two distinct items")
     components = [c for c in anatomy.components if c.role in plan.roles and c.block is not None]
     meter = Meter(components, plan.design)
     shared = SharedInput(anatomy)
@@ -140,13 +145,14 @@ def measure_items(
     try:
         anatomy.model.to(device)
         with observing(anatomy.model):
-            for index, (start, stop) in enumerate(passes(total, plan)):
-                batch, n_source = joined(source, target, start, stop)
+            cut = passes(len(source), None if target is None else len(target), plan)
+            for index, part in enumerate(cut):
+                batch, n_source = joined(source, target, *part)
                 meter.begin(index, source=n_source)
                 one_pass(anatomy, components, meter, batch.to(device), shared=shared, convention=plan.convention)
                 meter.end()
                 if progress is not None:
-                    progress(stop, total)
+                    progress(index + 1, len(cut))
     finally:
         anatomy.model.to(was)
     return meter
@@ -172,12 +178,31 @@ def one_pass(
         meter.listen(component, *apply_component(anatomy, component, tokens))
 
 
-def passes(total: int, plan: Plan) -> list[tuple[int, int]]:
-    """Cut `total` items a side into passes of the batch size; a rest too small to form a pair joins the last pass."""
-    bounds = [(start, min(start + plan.batch_size, total)) for start in range(0, total, plan.batch_size)]
-    if len(bounds) > 1 and bounds[-1][1] - bounds[-1][0] < 2 and plan.design != "matched":
-        bounds[-2:] = [(bounds[-2][0], total)]
-    return bounds
+def passes(source: int, target: int | None, plan: Plan) -> list[Pass]:
+    """Cut the items into passes of at most `batch_size` a side, as even as can be: no item is left without a pair.
+
+    >>> plan = Plan("insitu", "all", 32, ("mha",), "two-sample")
+    >>> [(len(x), len(y)) for x, y in passes(50, 64, plan)]
+    [(25, 32), (25, 32)]
+
+    With so few items on one side that some pass would have none, the other side's surplus is not used: to use it, items
+    would have to be counted twice.
+    """
+    if plan.design == "matched":
+        source = target = min(source, source if target is None else target)
+    count = math.ceil(max(source, target or 0) / plan.batch_size)
+    if target is None:  # a pass needs two items of the one set
+        count = min(count, max(1, source // 2))
+        return [(part, None) for part in _even(source, count)]
+    count = min(count, source, target)
+    most = count * plan.batch_size
+    return list(zip(_even(min(source, most), count), _even(min(target, most), count), strict=True))
+
+
+def _even(total: int, parts: int) -> list[range]:
+    """Cut `total` positions into parts whose lengths differ by at most one."""
+    bounds = [total * k // parts for k in range(parts + 1)]
+    return [range(a, b) for a, b in pairwise(bounds)]
 
 
 def _plan(convention: str, pairs: str, batch_size: int, roles: Sequence[str], *, two: bool) -> Plan:
