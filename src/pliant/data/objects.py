@@ -156,7 +156,7 @@ def label_column(features: Mapping[str, Any], where: str) -> str:
         if name in (labels or features):
             return name
     raise DataError(
-        f"{where}: no label column among {', '.join(features)}; expected one column of type ClassLabel, "
+        f"{where}: {len(labels)} columns of type ClassLabel among {', '.join(features)}; expected one, "
         f"or one called {' or '.join(LABEL_COLUMNS)}. Rename or cast it (rename_column, class_encode_column)"
     )
 

@@ -228,14 +228,21 @@ def _decoded(data: ImageData, *, skip_unreadable: bool, progress: Progress | Non
         notes.append(conversion_note(conversions))
     if failures:
         notes.append(f"skipped {len(failures)} of {total} images that cannot be read, the first {failures[0][0]}")
-    data = replace(data, train=kept["train"], validation=kept["validation"], test=kept["test"])
-    if skip_unreadable:
-        _refuse_emptied(data, failures)
-    return replace(data, notes=(*notes, *missing_classes(data)))
+    decoded = replace(data, train=kept["train"], validation=kept["validation"], test=kept["test"])
+    if failures:
+        _refuse_emptied(decoded, failures, data)
+    return replace(decoded, notes=(*notes, *missing_classes(decoded)))
 
 
-def _refuse_emptied(data: ImageData, failures: list[tuple[str, str]]) -> None:
-    """Refuse a split that lost all its images, or training data that lost a class, to skipping."""
+def _refuse_emptied(data: ImageData, failures: list[tuple[str, str]], before: ImageData) -> None:
+    """Refuse a split that lost all its images to skipping, or training data that lost a class."""
     for name, images in data.splits.items():
-        if failures and not len(images):
+        if len(before.splits[name]) and not len(images):
             raise DataError(f"{data.name}: none of the {name} images can be read, such as {failures[0][0]}")
+    lost = [
+        c for c, had, has in zip(data.classes, before.train.counts, data.train.counts, strict=True) if had > 0 == has
+    ]
+    if lost:
+        raise DataError(
+            f"{data.name}: every training image of {', '.join(map(repr, lost))} is unreadable, such as {failures[0][0]}"
+        )
