@@ -6,7 +6,6 @@ or misshapen tensor but a new classifier's is an error. Nothing is fetched and n
 
 import inspect
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, NoReturn
@@ -14,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, AutoModel, AutoModelForImageClassification, PreTrainedModel
+from transformers import AutoConfig, AutoModel, AutoModelForImageClassification, PreTrainedModel, ViTConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
 
 from pliant.errors import ConfigError, ModelError, ModelNotFoundError
@@ -33,6 +32,9 @@ WEIGHT_FILES = (
 ATTENTION_IMPLEMENTATIONS = ("eager", "sdpa")
 """The ones that come with torch. A configuration can name others, up to a kernel fetched from a hub: never done."""
 
+WELL_KNOWN = ("vit", "deit", "dinov2", "beit", "clip", "siglip", "swin", "timm_wrapper")
+"""Named in messages, of all that transformers has."""
+
 LEFT_OUT_PARTS = frozenset(
     {"pooler", "mask_token", "lm_head", "classifier", "cls_classifier", "distillation_classifier", "head", "head_dist"}
     | {"heads", "score", "cls", "predictions", "decoder", "text_model", "text_projection", "visual_projection"}
@@ -41,14 +43,6 @@ LEFT_OUT_PARTS = frozenset(
     | {"decoder_pos_embed", "decoder_layers", "decoder_norm", "fc_norm_head", "projection_head"}
 )
 """Names inside a checkpoint of parts that a model may do without: other heads, other towers, constants."""
-
-
-@dataclass(frozen=True)
-class Built:
-    """A model and what should be told about how it came to be."""
-
-    model: PreTrainedModel
-    notes: tuple[str, ...]
 
 
 def read_config(folder: Path) -> Any:
@@ -81,8 +75,13 @@ def read_config(folder: Path) -> Any:
     if getattr(config, "model_args", None):
         # timm's save_for_hf stores the number of classes here as well, where transformers' wrapper passes it twice.
         config.model_args = {k: v for k, v in config.model_args.items() if k != "num_classes"}
-    if config._attn_implementation not in (None, *ATTENTION_IMPLEMENTATIONS):
-        config._attn_implementation = None
+    if config.model_type == "vit_mae":
+        # The same architecture, but its own class drops most patches at random in each pass, also when evaluating.
+        with quiet():
+            config = ViTConfig.from_dict({**config.to_dict(), "model_type": "vit", "architectures": ["ViTModel"]})
+    for part in (config, *(getattr(config, name) for name in config.sub_configs if hasattr(config, name))):
+        if getattr(part, "_attn_implementation", None) not in (None, *ATTENTION_IMPLEMENTATIONS):
+            part._attn_implementation = None
     return config
 
 
@@ -90,7 +89,7 @@ def _refuse_config(folder: Path, raw: dict[str, Any], error: Exception) -> NoRet
     if raw.get("auto_map"):
         raise ModelError(
             f"{folder} needs Python code of its own (auto_map in config.json); pliant does not run code that comes "
-            "with a model. Load it yourself and pass the object: pliant.from_module(model)."
+            "with a model. Load it yourself and pass the object: pliant.models.from_module(model)."
         ) from error
     kind = raw.get("model_type") or raw.get("architecture")
     raise ModelError(
@@ -99,8 +98,12 @@ def _refuse_config(folder: Path, raw: dict[str, Any], error: Exception) -> NoRet
     ) from error
 
 
-def build(folder: Path, config: Any, *, classes: Sequence[str] | None, seed: int) -> Built:
+def build(
+    folder: Path, config: Any, *, classes: Sequence[str] | None, seed: int
+) -> tuple[PreTrainedModel, tuple[str, ...]]:
     """Load the weights of a folder into the model that `config` describes, in float32 and evaluation mode.
+
+    Returns the model, and notes on what of the checkpoint was left out.
 
     Args:
         folder: where the weights are.
@@ -110,35 +113,33 @@ def build(folder: Path, config: Any, *, classes: Sequence[str] | None, seed: int
     """
     if not any((folder / f).is_file() for f in WEIGHT_FILES):
         raise ModelNotFoundError(f"{folder} has no weights; expected one of {', '.join(WEIGHT_FILES)}.")
-    if classes is not None:
-        set_classes(config, classes)
-        check_classifiable(config)
-    factory = AutoModelForImageClassification if wants_classifier(config) else AutoModel
+    factory, config = _prepare(config, classes)
     with own_randomness(seed):
         model, info = _from_pretrained(factory, folder, config)
         poolerless = _poolerless(factory, config, info)
         if poolerless:
             model, info = _from_pretrained(factory, folder, config, **poolerless)
-    new = classifier_parameters(model) if classes is not None else ()
+    new = (*classifier_parameters(model), *_pooled_norms(model)) if classes is not None else ()
     notes = _check_complete(model, info, folder, new=new)
     if classes is not None:
         new_classifier(model, seed)
     check_float32(model, str(folder), "It is in a format that pliant does not load.")
-    return Built(model.eval(), (*notes, *(["the checkpoint has no pooler; none is built"] if poolerless else [])))
+    if poolerless:
+        notes += ("the checkpoint has no pooler; none is built",)
+    return model.eval(), notes
 
 
-def build_random(folder: Path, config: Any, *, classes: Sequence[str] | None, seed: int) -> Built:
+def build_random(
+    folder: Path, config: Any, *, classes: Sequence[str] | None, seed: int
+) -> tuple[PreTrainedModel, tuple[str, ...]]:
     """Build the model that `config` describes with random weights drawn under `seed`; only for who asks for it."""
-    if classes is not None:
-        set_classes(config, classes)
-        check_classifiable(config)
-    factory = AutoModelForImageClassification if wants_classifier(config) else AutoModel
+    factory, config = _prepare(config, classes)
     with quiet(), own_randomness(seed):
         model = factory.from_config(config, dtype=torch.float32, trust_remote_code=False)
         if classes is not None:
             new_classifier(model, seed)
     check_float32(model, str(folder), "Its configuration asks for another precision than pliant trains in.")
-    return Built(model.eval(), (f"random weights, drawn under seed {seed}",))
+    return model.eval(), (f"random weights, drawn under seed {seed}",)
 
 
 def set_classes(config: Any, classes: Sequence[str]) -> None:
@@ -150,29 +151,39 @@ def set_classes(config: Any, classes: Sequence[str]) -> None:
     config.id2label = dict(enumerate(names))
     config.label2id = {name: i for i, name in enumerate(names)}
     config.problem_type = "single_label_classification"
-    config.architectures = None
+    for name in ("label_names", "label_descriptions"):  # timm's own lists would be saved in place of the new classes
+        if hasattr(config, name):
+            delattr(config, name)
+    config.architectures = []
 
 
 def check_classifiable(config: Any) -> None:
     """Refuse an architecture that transformers has no image classification model for."""
     if config.model_type in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES:
         return
-    known = ", ".join(MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES)
-    advice = " timm has DINOv3 with a classifier: use a timm checkpoint (timm/vit_..._dinov3...)."
+    advice = " Use a timm checkpoint of it (timm/vit_..._dinov3...)." if "dinov3" in config.model_type else ""
+    known = MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
     raise ModelError(
         f"transformers has no image classification model for {config.model_type!r}, so it cannot get a classifier; "
-        f"it can still be measured as a backbone.{advice if 'dinov3' in config.model_type else ''} "
-        f"With a classifier there are: {known}."
+        f"it can still be measured as a backbone.{advice} There is one for {len(known)} others, such as "
+        f"{', '.join(n for n in WELL_KNOWN if n in known)}."
     )
 
 
-def wants_classifier(config: Any) -> bool:
-    """Whether the configuration is for an image classification model rather than a backbone."""
-    if config.model_type not in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES:
-        return False
-    if config.model_type == "timm_wrapper":
-        return bool(config.num_labels)
-    return config.architectures is None or any("ForImageClassification" in a for a in config.architectures)
+def _prepare(config: Any, classes: Sequence[str] | None) -> tuple[Any, Any]:
+    """Return the factory to build with and the configuration to give it."""
+    if classes is not None:
+        set_classes(config, classes)
+        check_classifiable(config)
+        return AutoModelForImageClassification, config
+    architectures = config.architectures or []
+    if config.model_type == "timm_wrapper" and not architectures:
+        return (AutoModelForImageClassification if config.num_labels else AutoModel), config
+    if any("ForImageClassification" in name for name in architectures):
+        return AutoModelForImageClassification, config
+    if hasattr(config, "vision_config") and hasattr(config, "text_config"):
+        return AutoModel, config.vision_config  # of a pair of towers (CLIP, SigLIP) the one that takes images
+    return AutoModel, config
 
 
 def _from_pretrained(factory: Any, folder: Path, config: Any, **extra: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
@@ -237,6 +248,12 @@ def classifier_parameters(model: nn.Module) -> tuple[str, ...]:
     return tuple(
         f"{name}.{p}" for name, module in classifier_modules(model).items() for p, _ in module.named_parameters()
     )
+
+
+def _pooled_norms(model: nn.Module) -> tuple[str, ...]:
+    """Norms between pooled tokens and classifier (BEiT, Data2Vec): pretraining has none, a new one is the identity."""
+    norms = [n for n, m in model.named_modules() if isinstance(m, nn.LayerNorm) and "pooler" in n.split(".")]
+    return tuple(f"{name}.{p}" for name in norms for p in ("weight", "bias"))
 
 
 def new_classifier(model: nn.Module, seed: int) -> None:

@@ -8,7 +8,13 @@ from typing import TypeVar
 
 import huggingface_hub
 from huggingface_hub import HfApi, ModelInfo, snapshot_download, try_to_load_from_cache
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 
 from pliant.errors import ModelNotFoundError
 from pliant.models.preprocessing import first_line
@@ -34,40 +40,47 @@ _WEIGHTS = (
 T = TypeVar("T")
 
 
-def fetch(repo: str, revision: str | None) -> tuple[Path, str]:
+def fetch(repo: str, revision: str | None, *, hint: str = "") -> tuple[Path, str]:
     """Return a local folder with the files of a hub model that pliant needs, and the commit that they are of.
 
     Online, the hub is asked once which commit and files there are; what is not in the cache is downloaded. Offline
     (`HF_HUB_OFFLINE=1`), or if the hub does not answer, the cached copy is used.
 
+    Args:
+        repo: ORGANISATION/NAME.
+        revision: branch, tag or commit; the main one if None.
+        hint: a sentence for the message if nothing is found.
+
     Raises:
         ModelNotFoundError: there is no copy and the hub cannot be reached, or does not have the model, or not for you.
     """
     if huggingface_hub.constants.HF_HUB_OFFLINE:
-        return _cached(repo, revision, "HF_HUB_OFFLINE is set, so the hub was not asked", None)
+        return _cached(repo, revision, "HF_HUB_OFFLINE is set, so the hub was not asked", hint, None)
     try:
         info = _within(DEADLINE_SECONDS, lambda: HfApi().model_info(repo, revision=revision, timeout=REQUEST_SECONDS))
     except GatedRepoError as error:
         reason = "its owner gives access on request: ask for it on the model's page, then log in with `hf auth login`"
-        return _cached(repo, revision, f"the hub refused access to it; {reason}", error)
+        return _cached(repo, revision, f"the hub refused access to it; {reason}", hint, error)
     except RevisionNotFoundError as error:
         raise ModelNotFoundError(f"model {repo!r} is on the hub, but it has no revision {revision!r}.") from error
+    except HFValidationError as error:
+        raise ModelNotFoundError(f"{repo!r} is no folder, and cannot be a hub id: {first_line(error)}{hint}") from error
     except RepositoryNotFoundError as error:
         raise ModelNotFoundError(
             f"unknown model {repo!r}: there is no such folder, and the hub has no public model of that name. "
-            "Check the spelling; if it is private, log in with `hf auth login`."
+            f"Check the spelling; if it is private, log in with `hf auth login`.{hint}"
         ) from error
     except HfHubHTTPError as error:
         code = error.response.status_code
         reason = "check your login (`hf auth whoami`)" if code in (401, 403) else "try again later"
-        return _cached(repo, revision, f"the hub answered with status {code}; {reason}", error)
+        return _cached(repo, revision, f"the hub answered with status {code}; {reason}", hint, error)
     except Exception as error:  # the transport errors of the hub's client come from another package in each release
         reason = f"the hub could not be reached ({first_line(error)}); check the connection"
-        return _cached(repo, revision, reason, error)
+        return _cached(repo, revision, reason, hint, error)
     return _download(repo, info), str(info.sha)
 
 
-def _cached(repo: str, revision: str | None, reason: str, cause: Exception | None) -> tuple[Path, str]:
+def _cached(repo: str, revision: str | None, reason: str, hint: str, cause: Exception | None) -> tuple[Path, str]:
     """Find the copy in the cache; `reason` says why it takes a copy."""
     config = try_to_load_from_cache(repo, "config.json", revision=revision)
     if isinstance(config, str):
@@ -79,7 +92,7 @@ def _cached(repo: str, revision: str | None, reason: str, cause: Exception | Non
         reason += f"; it is not in the cache {huggingface_hub.constants.HF_HUB_CACHE}"
     at = f" at revision {revision!r}" if revision else ""
     raise ModelNotFoundError(
-        f"model {repo!r}{at} cannot be had: there is no such folder here; {reason}. "
+        f"model {repo!r}{at} cannot be had: there is no such folder here; {reason}.{hint} "
         "Without network give 'bundled' or a model folder."
     ) from cause
 

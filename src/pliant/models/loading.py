@@ -4,13 +4,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pliant.errors import ModelError
+from transformers import PreTrainedModel
+
+from pliant.errors import ConfigError, ModelError
 from pliant.models.checkpoint import build, build_random, read_config
 from pliant.models.hub import fetch
 from pliant.models.loaded import Loaded, fingerprint
-from pliant.models.names import resolve
+from pliant.models.names import near_names, resolve
 from pliant.models.preprocessing import first_line, has_tokenizer, read_preprocessing
 from pliant.models.quiet import quiet
+from pliant.models.resizing import check_size, resize_model, resize_preprocessing
 from pliant.terms import Preprocessing
 
 
@@ -41,39 +44,57 @@ def load(
     """
     source = resolve(name)
     if source.folder is not None:
-        folder, origin = source.folder, str(source.folder)
+        folder = source.folder
+        origin = f"random weights (seed {seed}) from {folder / 'config.json'}" if source.random else str(folder)
     else:
-        folder, commit = fetch(source.repo, source.revision)
+        folder, commit = fetch(source.repo, source.revision, hint=near_names(name))
         origin = f"{source.repo}@{commit}"
     config = read_config(folder)
-    builder = build_random if source.random else build
-    built = builder(folder, config, classes=classes, seed=seed)
-    notes = list(built.notes)
-    tokenizer = None
-    if built.model.main_input_name == "pixel_values":
-        found = read_preprocessing(folder, config) if preprocessing is None else (preprocessing, ())
-        if found is None and source.random:
-            found = _default_preprocessing(config), ("no preprocessor_config.json: values are mapped to [-1, 1]",)
-        if found is None:
-            raise ModelError(
-                f"{folder} does not say what it expects of an image: preprocessor_config.json is missing. "
-                "Copy that file from where the weights come from, or pass "
-                "load(..., preprocessing=pliant.Preprocessing(...)) in Python; a guess would silently cost accuracy."
-            )
-        preprocessing, more = found
+    model, notes = (build_random if source.random else build)(folder, config, classes=classes, seed=seed)
+    if model.main_input_name == "pixel_values":
+        preprocessing, more = _preprocessing(folder, config, given=preprocessing, random=source.random)
+        model, preprocessing = _sized(model, preprocessing, image_size)
         notes += more
-    else:
-        preprocessing = None
-        tokenizer = _tokenizer(folder)
+    elif image_size is not None:
+        raise ConfigError(f"{name} takes no images, so an image size means nothing to it.")
+    images = model.main_input_name == "pixel_values"
     return Loaded(
-        model=built.model,
+        model=model,
         name=name,
         source=origin,
-        preprocessing=preprocessing,
-        tokenizer=tokenizer,
-        fingerprint=fingerprint(built.model),
-        notes=tuple(notes),
+        preprocessing=preprocessing if images else None,
+        tokenizer=None if images else _tokenizer(folder),
+        fingerprint=fingerprint(model),
+        notes=notes,
     )
+
+
+def _preprocessing(
+    folder: Path, config: Any, *, given: Preprocessing | None, random: bool
+) -> tuple[Preprocessing, tuple[str, ...]]:
+    """Preprocessing and notes: the user's, else the checkpoint's, else (random weights only) a default."""
+    if given is not None:
+        return given, ()
+    found = read_preprocessing(folder, config)
+    if found is not None:
+        return found
+    if random:
+        return _default_preprocessing(config), ("no preprocessor_config.json: pixel values are mapped to [-1, 1]",)
+    raise ModelError(
+        f"{folder} does not say what it expects of an image: preprocessor_config.json is missing. "
+        "Copy that file from where the weights come from, or, in Python, pass "
+        "load(..., preprocessing=pliant.terms.Preprocessing(...)); a guess would silently cost accuracy."
+    )
+
+
+def _sized(
+    model: PreTrainedModel, preprocessing: Preprocessing, image_size: int | None
+) -> tuple[PreTrainedModel, Preprocessing]:
+    """Bring model and preprocessing to the size asked for, or see that their own agree."""
+    if image_size is None:
+        check_size(model, preprocessing)
+        return model, preprocessing
+    return resize_model(model, image_size), resize_preprocessing(preprocessing, image_size)
 
 
 def _default_preprocessing(config: Any) -> Preprocessing:

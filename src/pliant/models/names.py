@@ -11,6 +11,14 @@ from pliant.terms import nearest
 BUNDLED = "bundled"
 RANDOM_PREFIX = "random:"
 
+HUB_EXAMPLES = (
+    "google/vit-base-patch16-224-in21k",
+    "facebook/dinov2-small",
+    "timm/vit_base_patch16_224.orig_in21k",
+    "openai-community/gpt2",
+)
+"""Shown when a name leads nowhere; any other hub id is as good."""
+
 _HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w./-]+))?")
 
 
@@ -49,7 +57,7 @@ def resolve(name: str) -> Source:
     if name == BUNDLED:
         return Source(bundled_folder())
     path = Path(name).expanduser()
-    if path.is_dir():
+    if name and path.is_dir():
         return Source(path)
     if path.is_file():
         raise ModelNotFoundError(
@@ -76,9 +84,19 @@ def _looks_like_path(name: str) -> bool:
 def _unknown(name: str, path: Path) -> str:
     tried = f"unknown model {name!r}: it is not {BUNDLED!r}, there is no folder {path}"
     form = "" if _looks_like_path(name) else ", and a hub id has the form ORGANISATION/NAME"
-    near = nearest(name, [BUNDLED, *_model_folders(path.parent)])
-    hint = f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
-    return f"{tried}{form}.{hint} Known: {BUNDLED!r}; a model folder; a hub id such as 'facebook/dinov2-small'."
+    return f"{tried}{form}.{near_names(name)} Known: {BUNDLED!r}; a model folder; a hub id such as {HUB_EXAMPLES[1]!r}."
+
+
+def near_names(name: str) -> str:
+    """Return a sentence with the nearest names that lead somewhere, or nothing if none is near.
+
+    >>> near_names("bundeld"), near_names("gpt2")
+    (" Did you mean 'bundled'?", " Did you mean 'openai-community/gpt2'?")
+    """
+    short = {repo.partition("/")[2]: repo for repo in HUB_EXAMPLES}
+    known = [BUNDLED, *short, *HUB_EXAMPLES, *_model_folders(Path(name).expanduser().parent)]
+    near = dict.fromkeys(short.get(n, n) for n in nearest(name, known))
+    return f" Did you mean {' or '.join(repr(n) for n in near if n != name)}?" if set(near) - {name} else ""
 
 
 def _model_folders(parent: Path) -> list[str]:

@@ -19,12 +19,12 @@ from transformers import PreTrainedModel
 from pliant.errors import ConfigError, ModelError
 from pliant.models.checkpoint import build, read_config
 from pliant.models.loaded import check_float32, fingerprint
-from pliant.models.preprocessing import read_preprocessing, timm_entries, write_preprocessing
+from pliant.models.preprocessing import read_json, read_preprocessing, timm_entries, write_preprocessing
 from pliant.models.quiet import quiet
 from pliant.terms import Preprocessing
 
 MARK = "pliant.json"
-"""Written beside the weights; only a folder with it is replaced without being asked to."""
+"""Written beside the weights, with the names of all files; a folder with nothing else in it may be replaced."""
 
 TOLERANCE = 1e-6
 """Largest difference of two logits, relative to the largest logit, that still counts as the same (float32, CPU)."""
@@ -47,12 +47,14 @@ def save(model: nn.Module, folder: str | Path, *, preprocessing: Preprocessing, 
         ModelError: the model is of a kind that cannot be saved so, or it did not come back as it was.
         ConfigError: `folder` holds something else.
     """
-    folder = Path(folder).expanduser().absolute()
+    folder = Path(folder).expanduser().resolve()
     if not isinstance(model, PreTrainedModel):
         raise ModelError(
             f"{type(model).__name__} is no transformers model, so it cannot be saved in their format. "
             "A peft model: merge_and_unload() first. Others: torch.save(model.state_dict(), ...)."
         )
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise ModelError(f"{type(model).__name__} carries adapters; merge them into its weights first, then save.")
     check_float32(model, type(model).__name__, "Convert it with .float(), then save.")
     _check_replaceable(folder, overwrite=overwrite)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -69,11 +71,16 @@ def save(model: nn.Module, folder: str | Path, *, preprocessing: Preprocessing, 
 def _check_replaceable(folder: Path, *, overwrite: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; a model is saved as a folder. Choose another place.")
-    if overwrite or not folder.is_dir() or not any(folder.iterdir()) or (folder / MARK).is_file():
+    if overwrite or not folder.is_dir():
         return
-    found = ", ".join(sorted(p.name for p in folder.iterdir())[:4])
+    foreign = {p.name for p in folder.iterdir()}
+    if (folder / MARK).is_file():
+        foreign -= {MARK, *read_json(folder / MARK).get("files", ())}
+    if not foreign:
+        return
+    found = ", ".join(sorted(foreign)[:4])
     raise ConfigError(
-        f"{folder} is not empty and not a model saved by pliant (it holds {found}); "
+        f"{folder} holds something else than a model saved by pliant ({found}); "
         "it is left alone. Choose another folder, or pass overwrite=True."
     )
 
@@ -89,14 +96,19 @@ def _write(model: PreTrainedModel, folder: Path, preprocessing: Preprocessing) -
         file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     else:
         write_preprocessing(preprocessing, folder)
-    mark = {"fingerprint": fingerprint(model), "model": type(model).__name__, "pliant": version("pliant")}
+    mark = {
+        "fingerprint": fingerprint(model),
+        "model": type(model).__name__,
+        "pliant": version("pliant"),
+        "files": sorted(file.name for file in folder.iterdir()),
+    }
     (folder / MARK).write_text(json.dumps(mark, indent=2) + "\n", encoding="utf-8")
 
 
 def _compare(model: PreTrainedModel, folder: Path, preprocessing: Preprocessing) -> None:
     """Load the folder as a user would and hold it against the model."""
     config = read_config(folder)
-    back = build(folder, config, classes=None, seed=0).model
+    back, _ = build(folder, config, classes=None, seed=0)
     if type(back) is not type(model):
         raise ModelError(f"not saved: {type(model).__name__} comes back as {type(back).__name__}.")
     if fingerprint(back) != fingerprint(model):
@@ -153,11 +165,11 @@ def _finish(temporary: Path, folder: Path) -> None:
             os.fsync(handle.fileno())
     temporary.chmod(0o777 & ~_umask())
     if folder.exists():
-        old = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=".old", dir=folder.parent))
+        old = temporary.with_suffix(".old")
         os.replace(folder, old)
         try:
             os.replace(temporary, folder)
-        except OSError:
+        except BaseException:
             os.replace(old, folder)
             raise
         shutil.rmtree(old)
