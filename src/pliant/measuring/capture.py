@@ -20,7 +20,7 @@ from pliant.errors import MeasurementError
 Inputs = Tensor | Mapping[str, Tensor]
 """Pixel values (batch, channels, height, width), token ids (batch, tokens), or keyword arguments of the model."""
 
-Listener = Callable[[Component, Float[Tensor, "batch tokens dim"], Float[Tensor, "batch tokens dim"]], None]
+Listener = Callable[[Component, Float[Tensor, "batch *tokens width"], Float[Tensor, "batch *tokens out"]], None]
 """Called with a component, its input and its output, once per forward pass."""
 
 

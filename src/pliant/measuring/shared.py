@@ -29,7 +29,7 @@ class SharedPass:
         attention: per block, how its attention was called, without the tokens.
     """
 
-    stages: dict[int, Float[Tensor, "batch tokens dim"]] = field(default_factory=dict)
+    stages: dict[int, Float[Tensor, "batch *tokens dim"]] = field(default_factory=dict)
     blocks: dict[int, Call] = field(default_factory=dict)
     attention: dict[int, Call] = field(default_factory=dict)
 
@@ -100,7 +100,7 @@ def _recording(anatomy: Anatomy, found: SharedPass, *, whole: bool) -> Iterator[
 
 def apply_component(
     anatomy: Anatomy, component: Component, shared: SharedPass
-) -> tuple[Float[Tensor, "batch tokens width"], Float[Tensor, "batch tokens out"]]:
+) -> tuple[Float[Tensor, "batch *positions width"], Float[Tensor, "batch *positions out"]]:
     """Apply one component to the shared tokens of its block; return what it got and what it gave."""
     if component.block is None:
         raise MeasurementError(f"{component.id} is outside the blocks; the shared convention is defined inside them.")
