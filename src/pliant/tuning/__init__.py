@@ -1,0 +1,6 @@
+"""Choosing what is trained, proving it, training it."""
+
+from pliant.tuning.select import EndCheck, Selection, select
+from pliant.tuning.train import train
+
+__all__ = ["EndCheck", "Selection", "select", "train"]
