@@ -230,9 +230,7 @@ def test_unknown_name_names_the_nearest(name, near):
 def test_missing_folder_names_the_neighbours(vit):
     with pytest.raises(ModelNotFoundError, match=rf"there is no folder.*Did you mean '{vit}'"):
         models.load(str(vit.parent / "vitt"))
-    with pytest.raises(
-        ModelNotFoundError, match=r"is a file; give the folder that holds config\.json"
-    ):
+    with pytest.raises(ModelNotFoundError, match=r"is a file; give the folder that holds config\.json"):
         models.load(str(vit / "model.safetensors"))
     with pytest.raises(ModelNotFoundError, match=r"has no config\.json"):
         models.load(str(vit.parent))

@@ -108,7 +108,11 @@ def _write(model: PreTrainedModel, folder: Path, preprocessing: Preprocessing) -
 def _compare(model: PreTrainedModel, folder: Path, preprocessing: Preprocessing) -> None:
     """Load the folder as a user would and hold it against the model."""
     config = read_config(folder)
-    back, _ = build(folder, config, classes=None, seed=0)
+    try:
+        back, _ = build(folder, config, classes=None, seed=0)
+    except ModelError as error:
+        reason = str(error).replace(str(folder), "what was written")
+        raise ModelError(f"not saved: {type(model).__name__} does not come back: {reason}") from error
     if type(back) is not type(model):
         raise ModelError(f"not saved: {type(model).__name__} comes back as {type(back).__name__}.")
     if fingerprint(back) != fingerprint(model):
