@@ -119,7 +119,12 @@ def _features(
     finally:
         for handle in handles:
             handle.remove()
-    return [torch.cat(parts).numpy() for parts in seen]
+    features = [torch.cat(parts).numpy() for parts in seen]
+    if not all(np.isfinite(found).all() for found in features):
+        raise MeasurementError(
+            "the features that the classifier gets are not finite. Check weights and images for NaN."
+        )
+    return features
 
 
 def _fit(head: nn.Linear, features: NDArray[np.float32], labels: NDArray[np.int64]) -> None:
