@@ -166,17 +166,14 @@ class Recipe(Strict):
         def others(fields: Mapping[str, Any]) -> dict[str, Any]:
             return {key: value for key, value in fields.items() if key not in lists}
 
-        overrides = [
-            Override(when=o.when, set=others(o.set), axes=others(o.axes)) for o in self.overrides if _left(o, lists)
-        ]
-        axes = {key: lists.get(key, values) for key, values in self.axes.items()}
+        left = [override for override in self.overrides if {*override.set, *override.axes} - set(lists)]
         return Recipe(
             name=self.name,
             description=self.description,
             device=self.device,
             base=others(self.base),
-            axes={**axes, **lists},
-            overrides=tuple(overrides),
+            axes={**self.axes, **lists},  # an axis keeps its place
+            overrides=tuple(Override(when=o.when, set=others(o.set), axes=others(o.axes)) for o in left),
         )
 
 
