@@ -43,6 +43,11 @@ SHIFT = 2
 ERASE_PROBABILITY, ERASE_SIDES = 0.25, (4, 10)
 LEARNING_RATE, WEIGHT_DECAY, WARM_UP, SMOOTHING, BATCH, CLIP = 2e-3, 0.1, 0.05, 0.1, 256, 1.0
 SAMPLE = 128
+PRECISIONS = {
+    "float32": "float32",
+    "bfloat16": "weights and optimiser float32, matrix products bfloat16 (autocast)",
+}
+INITIAL_STD = 0.1  # about 1/√dim; transformers' 0.02 suits wide models and is slow to start here
 BEGIN, END = "<!-- plasticity: begin -->", "<!-- plasticity: end -->"
 
 
@@ -120,6 +125,7 @@ def new_model() -> ViTForImageClassification:
         num_hidden_layers=6,
         num_attention_heads=3,
         intermediate_size=384,
+        initializer_range=INITIAL_STD,
         id2label=dict(enumerate(CLASSES)),
         label2id={name: index for index, name in enumerate(CLASSES)},
     )
@@ -141,7 +147,9 @@ def processor() -> ViTImageProcessor:
     )
 
 
-def train(model: ViTForImageClassification, data: Batches, *, epochs: int, seed: int) -> tuple[float, float, int]:
+def train(
+    model: ViTForImageClassification, data: Batches, *, epochs: int, seed: int, precision: str
+) -> tuple[float, float, int]:
     """Train through transformers' Trainer; return seconds of wall clock, of processor time, and steps."""
     steps = epochs * math.ceil(len(data) / BATCH)
     with tempfile.TemporaryDirectory() as work:
@@ -155,6 +163,8 @@ def train(model: ViTForImageClassification, data: Batches, *, epochs: int, seed:
             weight_decay=WEIGHT_DECAY,
             label_smoothing_factor=SMOOTHING,
             max_grad_norm=CLIP,
+            use_cpu=not torch.cuda.is_available(),
+            bf16=precision == "bfloat16",
             logging_steps=max(1, steps // 200),
             save_strategy="no",
             remove_unused_columns=False,
@@ -260,13 +270,15 @@ then cosine to zero |
 | augmentation | horizontal flip (one half), shift by up to {SHIFT} pixels, one grey rectangle of {ERASE_SIDES[0]} to \
 {ERASE_SIDES[1]} pixels a side (one quarter) |
 | loss | cross-entropy, label smoothing {SMOOTHING:g} |
-| precision | float32 |
+| initial weights | normal, standard deviation {INITIAL_STD:g} |
+| precision | {PRECISIONS[facts["precision"]]} |
 | seed | {facts["seed"]} |
 | time | {facts["wall"] / 60:.0f} minutes of wall clock, {facts["cpu"] / 60:.0f} of processor time, \
 on {facts["machine"]} |
 | software | {facts["software"]} |
 
-Again, in one command: `python scripts/pretrain_bundled.py --epochs {facts["epochs"]} --seed {facts["seed"]}`
+Again, in one command: `python scripts/pretrain_bundled.py --epochs {facts["epochs"]} --seed {facts["seed"]} \
+--precision {facts["precision"]}`
 (transformers' Trainer).
 
 ## Plasticity
@@ -284,22 +296,29 @@ which `fashion_sample.npz` beside this folder holds {SAMPLE} test images: MIT, �
 
 def plasticity_text(folder: Path, sample: Path) -> str:
     """Measure each role in both conventions on the sample of test images, as Markdown."""
+    # Imported here: pretraining itself needs nothing of the package that measures.
     from pliant.measuring.plasticity import measure
 
-    images = pixel_values(torch.from_numpy(np.load(sample)["images"]))
-    lines = [f"Rates of change over all pairs of the {len(images)} test images of `fashion_sample.npz` (one sample), "]
-    lines += ["mean of the six blocks per role, least to greatest block in brackets.", ""]
-    lines += ["| role | in situ | shared |", "|---|---|---|"]
-    cells: dict[str, dict[str, str]] = {}
+    with np.load(sample) as stored:
+        images = pixel_values(torch.from_numpy(stored["images"]))
+    cells: dict[str, list[str]] = {}
     for convention in ("insitu", "shared"):
-        model = AutoModelForImageClassification.from_pretrained(folder).eval()
-        frame = measure(model, images, convention=convention, pairs="all").frame
-        for role, group in frame.groupby("role", sort=False):
-            values = group["plasticity"]
-            cells.setdefault(str(role), {})[convention] = (
-                f"{values.mean():.3g} ({values.min():.3g} to {values.max():.3g})"
-            )
-    lines += [f"| {role} | {row.get('insitu', '')} | {row.get('shared', '')} |" for role, row in cells.items()]
+        measured = measure(str(folder), images, convention=convention, pairs="all", batch_size=len(images))
+        ranges = measured.frame.groupby("role")["plasticity"].agg(["min", "max"])
+        for row in measured.by_role.itertuples():
+            low, high = ranges.loc[row.role]
+            interval = f"{row.plasticity:.3f} ± {1.96 * row.stderr:.3f}"
+            cells.setdefault(str(row.role), []).append(f"{interval} ({low:.3f} to {high:.3f})")
+    lines = [
+        f"Measured with `pliant.measure` on all pairs of the {len(images)} test images of `fashion_sample.npz` (one",
+        "sample): the mean over the six blocks with its 95 % interval, in brackets the least and the greatest block.",
+        "In situ, a component gets its own input in the forward pass; shared, the embedded tokens. Numbers of the two are",
+        "not comparable. Above 1 a component amplifies a change of its input, below 1 it contracts it.",
+        "",
+        "| role | in situ | shared |",
+        "|---|---|---|",
+        *(f"| {role} | {' | '.join(row)} |" for role, row in cells.items()),
+    ]
     return "\n".join(lines)
 
 
@@ -329,12 +348,14 @@ def machine() -> str:
     return f"{os.cpu_count()} CPU cores shared with other work, {threads} thread{'s' if threads > 1 else ''}"
 
 
-def pretrain(data: Path, out: Path, *, epochs: int, seed: int) -> None:
-    """Train, evaluate what was saved, write the folder; existing files are replaced at the very end."""
+def pretrain(data: Path, out: Path, *, epochs: int, seed: int, precision: str) -> None:
+    """Train, evaluate what was saved, replace the folder's files at the very end, then measure its plasticity."""
     images, labels = fashion_mnist(data, "train")
     set_seed(seed)
     model = new_model()
-    wall, cpu, steps = train(model, Batches(images, labels), epochs=epochs, seed=seed)
+    wall, cpu, steps = train(model, Batches(images, labels), epochs=epochs, seed=seed, precision=precision)
+    # A user's new classifier starts small, whatever this model started from.
+    model.config.initializer_range = 0.02
     test_images, test_labels = fashion_mnist(data, "t10k")
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".pretraining-") as name:
@@ -346,7 +367,8 @@ def pretrain(data: Path, out: Path, *, epochs: int, seed: int) -> None:
             "right": right, "count": len(test_labels), "interval": wilson(right, len(test_labels)),
             "train_right": correct(folder, images, labels), "train_count": len(labels),
             "config": model.config, "parameters": model.num_parameters(),
-            "epochs": epochs, "steps": steps, "seed": seed, "wall": wall, "cpu": cpu, "machine": machine(),
+            "epochs": epochs, "precision": precision,
+            "steps": steps, "seed": seed, "wall": wall, "cpu": cpu, "machine": machine(),
             "software": f"Python {platform.python_version()}, torch {torch.__version__}, "
             f"transformers {transformers_version}",
         }  # fmt: skip
@@ -354,6 +376,7 @@ def pretrain(data: Path, out: Path, *, epochs: int, seed: int) -> None:
         for path in sorted(folder.iterdir()):
             path.chmod(0o644)  # safetensors writes files that only their owner can read
             os.replace(path, out / path.name)
+    fill_plasticity(out, FASHION_SAMPLE)
     print(f"{right} of {len(test_labels)} test images right, {wall:.0f} s; written to {out}")
 
 
@@ -363,6 +386,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=BUNDLED)
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--precision", choices=list(PRECISIONS), default="bfloat16", help="float32 is faster on old CPUs"
+    )
     parser.add_argument("--sample", action="store_true", help="only write the sample of test images")
     parser.add_argument("--plasticity", action="store_true", help="only fill in the card's plasticity section")
     given = parser.parse_args()
@@ -372,7 +398,7 @@ def main() -> None:
     elif given.plasticity:
         fill_plasticity(given.out, FASHION_SAMPLE)
     else:
-        pretrain(given.data, given.out, epochs=given.epochs, seed=given.seed)
+        pretrain(given.data, given.out, epochs=given.epochs, seed=given.seed, precision=given.precision)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -87,12 +88,44 @@ def test_the_sample_is_balanced_and_mostly_recognised(model):
     assert accuracy(model, images, labels) >= 0.8
 
 
+@pytest.fixture(scope="module")
+def script():
+    return runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "pretrain_bundled.py"))
+
+
+def test_augmentation_moves_whole_images_and_keeps_their_kind(script):
+    torch.manual_seed(0)
+    image = torch.zeros(64, 28, 28, dtype=torch.uint8)
+    image[:, 10:18, 12:20] = 200
+    moved = script["shifted"](image, most=2)
+    assert moved.dtype == torch.uint8
+    assert (moved.sum((1, 2)) == image.sum((1, 2))).all()
+    assert len({tuple(m.nonzero()[0].tolist()) for m in moved}) > 12
+    changed = script["erased"](image, probability=0.25, sides=(4, 10)).ne(image).sum((1, 2))
+    assert 0 < (changed > 0).sum() < 40
+    assert changed.max() <= 100
+    assert script["augmented"](image).shape == image.shape
+
+
+def test_batches_are_what_the_folder_preprocesses_to(script):
+    images = torch.arange(2 * 28 * 28).reshape(2, 28, 28).remainder(256).to(torch.uint8)
+    prepared = AutoImageProcessor.from_pretrained(BUNDLED)(
+        [image.expand(3, -1, -1) for image in images], return_tensors="pt", input_data_format="channels_first"
+    )
+    torch.testing.assert_close(script["pixel_values"](images), prepared["pixel_values"], atol=1e-6, rtol=0)
+    batch = script["Batches"](images, torch.tensor([3, 4])).__getitems__([1, 0])
+    assert batch["pixel_values"].shape == (2, 3, 28, 28)
+    assert batch["labels"].tolist() == [4, 3]
+
+
 @pytest.mark.skipif(
     not FASHION_MNIST.is_dir(),
     reason="no Fashion-MNIST: apt install dataset-fashion-mnist, or set PLIANT_FASHION_MNIST to its folder",
 )
-def test_unseen_images_are_recognised(model):
+def test_unseen_images_are_recognised(model, script, tmp_path):
     images, labels = idx("t10k-images-idx3-ubyte"), idx("t10k-labels-idx1-ubyte")
     assert accuracy(model, images[:2000], labels[:2000]) >= 0.87
-    with np.load(FASHION_SAMPLE) as sample:
-        assert all((images == image).all((1, 2)).any() for image in sample["images"])
+    script["write_sample"](FASHION_MNIST, tmp_path / "again.npz", seed=0)
+    with np.load(FASHION_SAMPLE) as stored, np.load(tmp_path / "again.npz") as again:
+        np.testing.assert_array_equal(stored["images"], again["images"])
+        np.testing.assert_array_equal(stored["labels"], again["labels"])
