@@ -33,8 +33,8 @@ def measure(
     Example: `pliant measure --model facebook/dinov2-small --source fashion-mnist --data folder:photos`
     """
     from pliant.cli.console import ConsoleTalk
-    from pliant.job import pick_device
     from pliant.measuring import measure as library_measure
+    from pliant.measuring.subject import pick_device
 
     talk = ConsoleTalk(stderr=json)
     with talk.bar("Measuring") as bar:

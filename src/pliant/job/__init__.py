@@ -2,6 +2,6 @@
 
 from pliant.job.config import TuneConfig
 from pliant.job.result import TuneResult
-from pliant.job.run import pick_device, tune
+from pliant.job.run import tune
 
-__all__ = ["TuneConfig", "TuneResult", "pick_device", "tune"]
+__all__ = ["TuneConfig", "TuneResult", "tune"]

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 
 from pliant import models
 from pliant.advising.budget import CANDIDATES, Budget, Candidate, candidate, within
@@ -21,6 +20,7 @@ from pliant.job.config import TuneConfig
 from pliant.job.result import TuneResult
 from pliant.job.tables import by_role_table, race_table, summary_note, summary_table
 from pliant.measuring import Measurement, measure
+from pliant.measuring.subject import pick_device
 from pliant.runs import CellConfig, Claim, Record, Score, Store, write_atomically
 from pliant.talk import Silent, Talk
 from pliant.terms import BLOCK_ROLES, Role, parse_components
@@ -59,23 +59,6 @@ def tune(
     """
     config = TuneConfig(model=model, data=data, **options)
     return _Job(config, out=out, device=pick_device(device), talk=talk or Silent()).run()
-
-
-def pick_device(name: str) -> str:
-    """Turn `auto` into the fastest device there is; check that another one exists.
-
-    Raises:
-        ConfigError: the device does not exist here.
-    """
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ConfigError(
-            f"device {name!r} cannot be used here ({str(error).splitlines()[0]}); try auto or cpu"
-        ) from None
-    return name
 
 
 class _Job:

@@ -1,8 +1,10 @@
 """What is measured: a model by name, as loaded, or as an object, and its components."""
 
+import torch
 from torch import nn
 
 from pliant.components import Anatomy, Family, find_components
+from pliant.errors import ConfigError
 from pliant.models import Loaded, from_module, load
 
 
@@ -25,3 +27,20 @@ def anatomy(model: str | nn.Module | Loaded, *, family: Family | None = None) ->
         ModelNotFoundError: the name leads to no weights.
     """
     return find_components(opened(model).model, family=family)
+
+
+def pick_device(name: str) -> str:
+    """Turn `auto` into the fastest device there is; check that another one exists.
+
+    Raises:
+        ConfigError: the device does not exist here.
+    """
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ConfigError(
+            f"device {name!r} cannot be used here ({str(error).splitlines()[0]}); try auto or cpu"
+        ) from None
+    return name

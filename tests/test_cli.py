@@ -1,0 +1,69 @@
+import json
+
+import pytest
+
+from pliant.cli.app import run
+
+QUICK = ["--items", "8", "--batch-size", "4", "--device", "cpu"]
+
+
+def test_anatomy_prints_components_and_counts(capsys):
+    assert run(["anatomy"]) == 0
+    shown = capsys.readouterr().out
+    assert "block03.mha" in shown
+    assert "parameters in" in shown
+
+
+def test_anatomy_json_accounts_for_every_parameter(capsys):
+    assert run(["anatomy", "bundled", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    names = [name for row in rows for name in row["names"]]
+    assert len(names) == len(set(names)) == sum(row["tensors"] for row in rows)
+    assert sum(row["share"] for row in rows) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("convention", ["insitu", "shared"])
+def test_measure_json_is_data_alone_on_stdout(capsys, convention: str):
+    assert run(["measure", "--convention", convention, "--json", *QUICK]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["provenance"]["convention"] == convention
+    assert {row["role"] for row in found["by_role"]} == {"ln1", "mha", "ln2", "fc1", "fc2"}
+    assert all(row["plasticity"] > 0 and row["stderr"] > 0 for row in found["components"])
+
+
+def test_measure_writes_a_file_with_provenance(tmp_path, capsys):
+    out = tmp_path / "m.parquet"
+    assert run(["measure", "--source", "fashion-sample", "--pairs", "matched", "--out", str(out), *QUICK]) == 0
+    from pliant.measuring import read_measurement
+
+    assert read_measurement(out).provenance["source"] == "fashion-sample"
+    assert "Plasticity by role" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["anatomy", "bundeld"], 1, "bundled"),
+        (["anatomy", "./nowhere"], 1, "nowhere"),
+        (["measure", "--data", "digtis"], 1, "Did you mean 'digits'"),
+        (["measure", "--pairs", "matched"], 1, "need both source and target"),
+        (["measure", "--batch-size", "1"], 1, "at least 2"),
+        (["measure", "--convention", "vitro"], 2, "vitro"),
+        (["tune", "--setps", "3"], 2, "--steps"),
+        (["tun"], 2, "tune"),
+        (["tune", "--components", "mah"], 1, "Did you mean 'mha'"),
+        (["tune", "--steps", "0"], 2, "--steps"),
+    ],
+)
+def test_mistakes_give_one_message_and_the_right_exit_code(arguments, code, message, capsys):
+    assert run(arguments) == code
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert "Traceback" not in shown.err
+    assert shown.out == ""
+
+
+@pytest.mark.parametrize("command", ["tune", "anatomy", "measure"])
+def test_help_has_an_example(command: str, capsys):
+    assert run([command, "--help"]) == 0
+    assert f"Example: pliant {command}" in capsys.readouterr().out
