@@ -22,10 +22,11 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).integers(0, 256, (*shape, 3), dtype=np.uint8))
 
 
-@pytest.mark.parametrize(("height", "width"), [(32, 32), (60, 90), (200, 20), (20, 200)])
-@pytest.mark.parametrize("smallest", [0.08, 0.5])
+@pytest.mark.parametrize(
+    ("height", "width", "smallest"), [(32, 32, 0.08), (60, 90, 0.08), (60, 90, 0.5), (200, 20, 0.08), (20, 200, 0.5)]
+)
 def test_crops_have_torchvisions_distribution(height, width, smallest):
-    count = 4000
+    count = 2500
     torch.manual_seed(0)
     image = torch.empty(3, height, width)
     theirs = torch.tensor(

@@ -17,7 +17,7 @@ import PIL.Image
 from jaxtyping import Int64, UInt8
 from PIL import ImageOps
 
-from pliant.data.sets import ChosenImages, ImageSet
+from pliant.data.sets import ImageSet
 from pliant.errors import DataError
 
 Progress = Callable[[int, int], None]
@@ -231,7 +231,7 @@ class Decoding:
     cached: bool = True
 
 
-def _attempts(images: EncodedImages, indices: Sequence[int]) -> Iterator[Decoded | Failure]:
+def attempts(images: EncodedImages, indices: Sequence[int]) -> Iterator[Decoded | Failure]:
     """Decode in order, on as many threads as there are cores (Pillow's decoders release the interpreter)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with warnings.catch_warnings(), ThreadPoolExecutor(min(cores, 16)) as pool:
@@ -245,15 +245,13 @@ def decode(images: ImageSet, *, progress: Progress | None = None, limit: int = M
 
     Where the disk has no room for them, every image is still decoded once, as a check, and again whenever it is read.
     """
-    view = images.images
-    source = view.images if isinstance(view, ChosenImages) else view
+    source, indices = images.stored()
     if not isinstance(source, EncodedImages):
         return Decoding(images, Counter(), ())
-    indices = view.indices.tolist() if isinstance(view, ChosenImages) else list(range(len(view)))
     packer: Packer | None = Packer(limit)
     conversions: Counter[str] = Counter()
     kept, failures = [], []
-    for position, outcome in enumerate(_attempts(source, indices)):
+    for position, outcome in enumerate(attempts(source, indices)):
         if isinstance(outcome, Failure):
             failures.append((images.origins[position], outcome.reason))
         else:

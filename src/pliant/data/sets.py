@@ -110,6 +110,12 @@ class ImageSet:
         """Number of images of each class."""
         return np.bincount(self.labels, minlength=len(self.classes)).astype(np.int64)
 
+    def stored(self) -> tuple[Images, list[int]]:
+        """Return what the images are stored in, and their positions in it."""
+        if isinstance(self.images, ChosenImages):
+            return self.images.images, self.images.indices.tolist()
+        return self.images, list(range(len(self)))
+
     def subset(self, indices: Sequence[int] | np.ndarray) -> "ImageSet":
         """Return the images at `indices`, in that order, without copying pixels."""
         chosen = np.asarray(indices, dtype=np.int64).reshape(-1)

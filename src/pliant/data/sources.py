@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pliant.assets import FASHION_SAMPLE
+from pliant.data.benchmarks import BENCHMARK_SOURCES
 from pliant.data.decode import Progress, conversion_note, decode, unreadable_error
 from pliant.data.folders import folder
 from pliant.data.hub import hub
@@ -110,6 +111,7 @@ SOURCES: dict[str, Source] = {
     "fashion-sample": Source("fashion-sample", "128 bundled images of clothing, for measuring only", fashion_sample),
     "folder": Source("folder:PATH", "class folders; or train/, val/, test/ with class folders", folder),
     "hub": Source("hub:ORG/NAME[:CONFIG]", "a data set of the hub, through datasets", hub),
+    **BENCHMARK_SOURCES,
     "text": Source("text:FILE", "text for language models, measure and bounds only", text),
 }
 """Every kind of data set that has a name."""
@@ -239,9 +241,8 @@ def _refuse_emptied(data: ImageData, failures: list[tuple[str, str]], before: Im
     for name, images in data.splits.items():
         if len(before.splits[name]) and not len(images):
             raise DataError(f"{data.name}: none of the {name} images can be read, such as {failures[0][0]}")
-    lost = [
-        c for c, had, has in zip(data.classes, before.train.counts, data.train.counts, strict=True) if had > 0 == has
-    ]
+    emptied = np.flatnonzero((before.train.counts > 0) & (data.train.counts == 0))
+    lost = [data.classes[c] for c in emptied.tolist()]
     if lost:
         raise DataError(
             f"{data.name}: every training image of {', '.join(map(repr, lost))} is unreadable, such as {failures[0][0]}"
