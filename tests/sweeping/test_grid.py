@@ -1,3 +1,4 @@
+import functools
 from collections import Counter
 from pathlib import Path
 
@@ -16,6 +17,11 @@ def recipe(**fields: object) -> Recipe:
     return Recipe(**{"name": "mine", "base": BASE, **fields})
 
 
+@functools.cache
+def shipped(name: str) -> tuple[CellConfig, ...]:
+    return cells(load_recipe(name))
+
+
 def values(chosen: tuple[CellConfig, ...] | list[CellConfig], field: str) -> set[object]:
     return {getattr(cell, field) for cell in chosen}
 
@@ -27,7 +33,7 @@ def values(chosen: tuple[CellConfig, ...] | list[CellConfig], field: str) -> set
     ("name", "count"), [("paper", 924), ("paper-adam", 336), ("paper-sizes", 168), ("paper-lora", 24), ("digits", 84)]
 )
 def test_counts(name: str, count: int):
-    made = cells(load_recipe(name))
+    made = shipped(name)
     assert len(made) == len({cell.id for cell in made}) == count
     assert values(made, "seed") == SEEDS
     assert load_recipe(name).description.endswith(f" {count} runs.")
@@ -55,7 +61,7 @@ def test_every_recipe_is_counted():
     ],
 )
 def test_paper_per_data_set(data: str, steps: int, eval_every: int, rates: set[float]):
-    made = [cell for cell in cells(load_recipe("paper")) if cell.data == data]
+    made = [cell for cell in shipped("paper") if cell.data == data]
     assert len(made) == 7 * 4 * 3
     assert values(made, "steps") == {steps}
     assert values(made, "eval_every") == {eval_every}
@@ -64,7 +70,7 @@ def test_paper_per_data_set(data: str, steps: int, eval_every: int, rates: set[f
 
 
 def test_paper_protocol():
-    made = cells(load_recipe("paper"))
+    made = shipped("paper")
     assert len(values(made, "data")) == 11
     protocol = {
         "model": "google/vit-base-patch16-224-in21k", "image_size": 224, "augmentation": "flip-crop",
@@ -76,7 +82,7 @@ def test_paper_protocol():
 
 
 def test_paper_adam_divides_the_rates_by_100():
-    sgd, adam = cells(load_recipe("paper")), cells(load_recipe("paper-adam"))
+    sgd, adam = shipped("paper"), shipped("paper-adam")
     assert values(adam, "optimizer") == {"adamw"}
     assert values(adam, "weight_decay") == {0.0}
     assert len(values(adam, "data")) == 4
@@ -91,16 +97,16 @@ def test_paper_adam_divides_the_rates_by_100():
 
 
 def test_paper_sizes_is_paper_with_larger_models():
-    large = cells(load_recipe("paper-sizes"))
+    large = shipped("paper-sizes")
     assert values(large, "model") == {f"google/vit-{size}-in21k" for size in ("large-patch16-224", "huge-patch14-224")}
     assert values(large, "images_per_step") == {512}
     same = {"model": "x", "batch_size": 1, "accumulation": 1}
-    base = {cell.replace(**same) for cell in cells(load_recipe("paper")) if cell.data == "domainnet-clipart"}
+    base = {cell.replace(**same) for cell in shipped("paper") if cell.data == "domainnet-clipart"}
     assert {cell.replace(**same) for cell in large} == base
 
 
 def test_paper_lora():
-    made = cells(load_recipe("paper-lora"))
+    made = shipped("paper-lora")
     assert Counter(cell.variant for cell in made) == {"lora-r16-q+v": 12, "norms": 12}
     assert values(made, "data") == {"cifar100"}
     assert values(made, "optimizer") == {"adamw"}
@@ -108,7 +114,7 @@ def test_paper_lora():
 
 
 def test_digits():
-    made = cells(load_recipe("digits"))
+    made = shipped("digits")
     assert values(made, "components") == SETS
     assert len(values(made, "learning_rate")) == 4
     assert min(cell.steps for cell in made) >= 200
@@ -197,7 +203,7 @@ def test_changes_beat_overrides_but_keep_the_others():
 
 
 def test_changes_change_no_id_by_themselves():
-    paper = cells(load_recipe("paper"))
+    paper = shipped("paper")
     some = cells(load_recipe("paper"), changes={"data": ["pet"], "components": ["mha", "ln1"]})
     assert len(some) == 24
     assert set(some) < set(paper)
