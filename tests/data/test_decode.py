@@ -190,3 +190,10 @@ def test_postscript_is_never_given_to_an_interpreter():
     page = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"
     with pytest.raises(PIL.UnidentifiedImageError, match="cannot identify"):
         open_image(page)
+
+
+def test_a_decompression_bomb_is_listed_not_unpacked(files, monkeypatch):
+    monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", 5)
+    outcome = decode(image_set(files))
+    assert [reason.partition(":")[0] for _, reason in outcome.failures] == ["DecompressionBombError"] * 2
+    assert list(outcome.images.origins) == ["file 1", "file 2"]

@@ -11,10 +11,10 @@ from pliant.data.listing import Listing, Request
 from pliant.data.objects import listing_of
 from pliant.errors import DataError, PliantError
 
-REQUEST_SECONDS = 8
+REQUEST_SECONDS = 8.0
 """For one request to answer."""
 
-DEADLINE_SECONDS = 12
+DEADLINE_SECONDS = 12.0
 """For the hub to answer at all; resolving its name can hang for longer than a request may take."""
 
 REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int64, UInt8
@@ -10,6 +10,7 @@ from jaxtyping import Int64, UInt8
 from pliant.errors import DataError
 
 
+@runtime_checkable
 class Images(Protocol):
     """Where an ImageSet takes its pixels from: an array, a packed cache, or files decoded on demand."""
 

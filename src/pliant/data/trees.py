@@ -6,13 +6,14 @@ import zipfile
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from pliant.errors import DataError
 
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 
 
+@runtime_checkable
 class Tree(Protocol):
     """A folder or an archive."""
 
