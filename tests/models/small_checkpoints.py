@@ -30,6 +30,13 @@ SMALL_TEXT = {
     "eos_token_id": 2,
 }
 
+SMALL_DECODER = {
+    "decoder_hidden_size": 16,
+    "decoder_num_hidden_layers": 1,
+    "decoder_num_attention_heads": 2,
+    "decoder_intermediate_size": 32,
+}
+
 CONFIGS = {
     "vit": lambda: tf.ViTConfig(**SMALL),
     "deit": lambda: tf.DeiTConfig(**SMALL),
@@ -43,7 +50,7 @@ CONFIGS = {
         image_size=32, patch_size=2, embed_dim=16, depths=[1, 1], num_heads=[2, 2], window_size=4
     ),
     "vit_msn": lambda: tf.ViTMSNConfig(**SMALL),
-    "vit_mae": lambda: tf.ViTMAEConfig(**SMALL),
+    "vit_mae": lambda: tf.ViTMAEConfig(**SMALL, **SMALL_DECODER),
 }
 """Families that get a classifier, each by the name of its model type."""
 

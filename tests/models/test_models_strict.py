@@ -8,7 +8,7 @@ import torch
 import transformers as tf
 from safetensors.torch import load_file
 
-from models.small_checkpoints import edit_config, images, small_model, write, write_tensors
+from models.small_checkpoints import CONFIGS, edit_config, images, scrambled, small_model, write, write_tensors
 from pliant import models
 from pliant.errors import ModelError
 from pliant.models.checkpoint import read_config
@@ -63,7 +63,38 @@ def test_known_left_over_parts_are_noted(vit):
     rewrite(
         vit, lambda tensors: {**tensors, "embeddings.mask_token": torch.zeros(1, 1, 32), "lm_head.bias": torch.ones(3)}
     )
-    assert models.load(str(vit)).notes == ("left out of the checkpoint: embeddings.mask_token, lm_head.bias",)
+    parts = "embeddings.mask_token (1 tensor), lm_head (1 tensor)"
+    assert models.load(str(vit)).notes == (f"in the checkpoint but not in the model: {parts}",)
+
+
+def test_a_part_that_the_model_has_leaves_nothing_over(vit):
+    rewrite(vit, lambda tensors: {**tensors, "pooler.second.weight": torch.zeros(2, 2)})
+    with pytest.raises(ModelError, match=r"40 of 40 tensors were loaded\. in the checkpoint but.*pooler\.second"):
+        models.load(str(vit))
+
+
+@pytest.mark.parametrize("classes", [None, ["a", "b"]])
+@pytest.mark.parametrize(
+    ("family", "pretraining"),
+    [
+        ("vit", tf.ViTForMaskedImageModeling),
+        ("deit", tf.DeiTForMaskedImageModeling),
+        ("beit", tf.BeitForMaskedImageModeling),
+        ("vit_mae", tf.ViTMAEForPreTraining),
+        ("deit", tf.DeiTForImageClassificationWithTeacher),
+    ],
+)
+def test_pretraining_checkpoints_lose_only_their_heads(family, pretraining, classes, tmp_path):
+    stride = {} if family == "beit" else {"encoder_stride": 8}
+    config = CONFIGS[family]()
+    config.update(stride)
+    folder = str(write(scrambled(pretraining(config)), tmp_path / "checkpoint"))
+    loaded = models.load(folder, classes=classes)
+    output = loaded.model(pixel_values=images())[0]
+    assert torch.equal(output, loaded.model(pixel_values=images())[0])
+    heads = ("classifier", "decoder", "mask_token", "lm_head", "layernorm")
+    kept = [n for n in loaded.notes if n.startswith("in the checkpoint but not in the model")]
+    assert all(any(h in part for h in heads) for note in kept for part in note.split(": ")[1].split(", "))
 
 
 def test_tied_weights_are_not_missing(tmp_path):

@@ -5,6 +5,7 @@ or misshapen tensor but a new classifier's is an error. Nothing is fetched and n
 """
 
 import inspect
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
@@ -36,13 +37,15 @@ WELL_KNOWN = ("vit", "deit", "dinov2", "beit", "clip", "siglip", "swin", "timm_w
 """Named in messages, of all that transformers has."""
 
 LEFT_OUT_PARTS = frozenset(
-    {"pooler", "mask_token", "lm_head", "classifier", "cls_classifier", "distillation_classifier", "head", "head_dist"}
-    | {"heads", "score", "cls", "predictions", "decoder", "text_model", "text_projection", "visual_projection"}
-    | {"logit_scale", "logit_bias", "position_ids", "relative_position_index", "attn_mask", "inv_freq"}
-    | {"bias_k", "masked_bias", "num_batches_tracked", "decoder_pred", "decoder_norm", "decoder_embed"}
-    | {"decoder_pos_embed", "decoder_layers", "decoder_norm", "fc_norm_head", "projection_head"}
+    {"pooler", "classifier", "cls_classifier", "distillation_classifier", "head", "head_dist", "score"}  # heads
+    | {"lm_head", "cls", "predictions", "decoder", "mask_token", "projection_head"}  # of pretraining
+    | {"text_model", "text_projection", "visual_projection", "logit_scale", "logit_bias"}  # of pairs of towers
+    | {"position_ids", "relative_position_index", "attn_mask", "masked_bias", "inv_freq"}  # constants
 )
-"""Names inside a checkpoint of parts that a model may do without: other heads, other towers, constants."""
+"""Names inside a checkpoint of parts that a model may do without."""
+
+LEFT_OUT_NORMS: dict[str, tuple[str, ...]] = {"beit": ("layernorm",), "data2vec-vision": ("layernorm",)}
+"""Norms in front of a pretraining head, by model type; a classifier comes with one of its own, behind the pooling."""
 
 
 def read_config(folder: Path) -> Any:
@@ -267,7 +270,7 @@ def new_classifier(model: nn.Module, seed: int) -> None:
 
 
 def _check_complete(
-    model: nn.Module, info: dict[str, Any], folder: Path, *, new: Sequence[str] = ()
+    model: PreTrainedModel, info: dict[str, Any], folder: Path, *, new: Sequence[str] = ()
 ) -> tuple[str, ...]:
     """Compare what was loaded with what the model has; the notes name what the checkpoint has and the model has not."""
     expected = set(model.state_dict()) - set(new)
@@ -280,7 +283,8 @@ def _check_complete(
         shapes = [f"{n} ({theirs} in the checkpoint, {ours} in the model)" for n, (theirs, ours) in misshapen.items()]
         problems.append(f"other shape: {_few(shapes)}")
     unexpected = sorted(info["unexpected_keys"])
-    strange = [name for name in unexpected if not LEFT_OUT_PARTS & set(name.split("."))]
+    parts = {name: _left_out_part(model, name) for name in unexpected}
+    strange = [name for name, part in parts.items() if part is None]
     if strange:
         problems.append(f"in the checkpoint but not in the model: {_few(strange)}")
     problems += [str(message) for message in info.get("error_msgs", ())]
@@ -290,7 +294,25 @@ def _check_complete(
             f"{folder} does not fit {type(model).__name__}: {loaded} of {len(expected)} tensors were loaded. "
             f"{'; '.join(problems)}. The configuration and the weights are not of the same model."
         )
-    return (f"left out of the checkpoint: {_few(unexpected)}",) if unexpected else ()
+    left_out = Counter(part for part in parts.values() if part is not None)
+    counts = [f"{part} ({count} tensor{'s'[: count > 1]})" for part, count in left_out.items()]
+    return (f"in the checkpoint but not in the model: {', '.join(counts)}",) if counts else ()
+
+
+def _left_out_part(model: PreTrainedModel, name: str) -> str | None:
+    """Name the part that a tensor which found no place belongs to, if a model may do without it.
+
+    Not if the model has that part, with weights in it: then the tensor is one too many, and the part another one.
+    """
+    steps = name.split(".")
+    if steps[0] in LEFT_OUT_NORMS.get(model.config.model_type, ()):
+        return steps[0]
+    at = next((i for i, step in enumerate(steps) if step in LEFT_OUT_PARTS), None)
+    if at is None:
+        return None
+    part = ".".join(steps[: at + 1])
+    own = dict(model.named_modules()).get(part)
+    return None if own is not None and any(True for _ in own.parameters()) else part
 
 
 def _few(names: Iterable[str], *, count: int = 4) -> str:

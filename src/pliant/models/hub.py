@@ -77,7 +77,8 @@ def fetch(repo: str, revision: str | None, *, hint: str = "") -> tuple[Path, str
     except Exception as error:  # the transport errors of the hub's client come from another package in each release
         reason = f"the hub could not be reached ({first_line(error)}); check the connection"
         return _cached(repo, revision, reason, hint, error)
-    return _download(repo, info), str(info.sha)
+    folder = _download(repo, revision, info)
+    return folder, folder.name
 
 
 def _cached(repo: str, revision: str | None, reason: str, hint: str, cause: Exception | None) -> tuple[Path, str]:
@@ -97,7 +98,8 @@ def _cached(repo: str, revision: str | None, reason: str, hint: str, cause: Exce
     ) from cause
 
 
-def _download(repo: str, info: ModelInfo) -> Path:
+def _download(repo: str, revision: str | None, info: ModelInfo) -> Path:
+    """Bring the files that pliant needs into the cache, if they are not there."""
     names = [s.rfilename for s in info.siblings or ()]
     small = [n for n in names if _SMALL_FILES.fullmatch(n)]
     choices = ([n for n in names if pattern.fullmatch(n)] for pattern in _WEIGHTS)
@@ -107,8 +109,12 @@ def _download(repo: str, info: ModelInfo) -> Path:
         raise ModelNotFoundError(
             f"{repo!r} is on the hub but holds {lacking} (it has {', '.join(names[:8]) or 'no files'})."
         )
+    cached = [try_to_load_from_cache(repo, name, revision=info.sha) for name in (*small, *weights)]
+    if all(isinstance(path, str) for path in cached):
+        return Path(str(cached[0])).parent
     try:
-        return Path(snapshot_download(repo, revision=info.sha, allow_patterns=[*small, *weights]))
+        # By the revision's name, not by its commit: only so does the cache remember which commit the name stands for.
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=[*small, *weights]))
     except Exception as error:  # as above
         raise ModelNotFoundError(
             f"the download of {repo!r} from the hub broke off: {first_line(error)}. Start again to resume it."

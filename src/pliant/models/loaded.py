@@ -1,7 +1,7 @@
 """What loading gives: a model with everything that is needed to feed it and to name its weights."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ class Loaded:
         notes: what the user should be told about this checkpoint, one sentence each.
     """
 
-    model: nn.Module
+    model: nn.Module = field(repr=False)
     name: str
     source: str
     preprocessing: Preprocessing | None

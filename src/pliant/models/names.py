@@ -93,6 +93,8 @@ def near_names(name: str) -> str:
     >>> near_names("bundeld"), near_names("gpt2")
     (" Did you mean 'bundled'?", " Did you mean 'openai-community/gpt2'?")
     """
+    if name.partition("@")[0] in HUB_EXAMPLES:
+        return ""
     short = {repo.partition("/")[2]: repo for repo in HUB_EXAMPLES}
     known = [BUNDLED, *short, *HUB_EXAMPLES, *_model_folders(Path(name).expanduser().parent)]
     near = dict.fromkeys(short.get(n, n) for n in nearest(name, known))
