@@ -15,9 +15,9 @@ from pliant.tuning.select import Selection
 DECAYED: tuple[Role, ...] = ("mha", "fc1", "fc2", "head")
 """Weight decay acts on the weight matrices of these; never on norms, biases, LayerScale or embeddings."""
 
-OPTIMIZERS: dict[str, Callable[[Iterable[dict[str, Any]], CellConfig], Optimizer]] = {
-    "sgd": lambda groups, cell: SGD(groups, lr=cell.learning_rate, momentum=cell.momentum),
-    "adamw": lambda groups, cell: AdamW(groups, lr=cell.learning_rate),
+OPTIMIZERS: dict[str, Callable[[Iterable[dict[str, Any]], CellConfig, bool], Optimizer]] = {
+    "sgd": lambda groups, cell, fused: SGD(groups, lr=cell.learning_rate, momentum=cell.momentum, fused=fused),
+    "adamw": lambda groups, cell, fused: AdamW(groups, lr=cell.learning_rate, fused=fused),
 }
 """How each optimizer is made. What it was given in the end is read back from it by `describe`."""
 
@@ -35,7 +35,9 @@ def make_optimizer(cell: CellConfig, selection: Selection) -> Optimizer:
         for parameters, decay in ((decayed, cell.weight_decay), (plain, 0.0))
         if parameters
     ]
-    return OPTIMIZERS[cell.optimizer](groups, cell)
+    # One kernel for all tensors; on a CPU it takes a quarter to two thirds of the time.
+    fused = all(p.device.type in ("cpu", "cuda") for p in selection.parameters.values())
+    return OPTIMIZERS[cell.optimizer](groups, cell, fused)
 
 
 def describe(optimizer: Optimizer, selection: Selection) -> list[dict[str, Any]]:

@@ -185,6 +185,11 @@ class Selection:
             self._frozen |= digests({name: self._chosen[name]})
         return self.unused
 
+    def drop_gradients(self, set_to_none: bool = True) -> None:
+        """Forget the gradients of what is trained; nothing else has any."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
     def verify_gradients(self, *, final: bool = True) -> None:
         """Check, after a backward pass, that each chosen tensor has a finite gradient that is not all zero.
 

@@ -74,6 +74,13 @@ class CellTrainer(Trainer):  # type: ignore[misc]  # transformers is untyped her
             self.optimizer: Any = made
         return self.optimizer
 
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Make the schedule, on the plain optimizer where accelerate's wrapper is not needed."""
+        if self.accelerator.scaler is None and not self.is_deepspeed_enabled:
+            # The wrapper is for loss scales; it also looks through the installed packages at every step.
+            self.optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+        return super().create_scheduler(num_training_steps, optimizer)
+
     def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
         """Return the mean cross-entropy of one forward pass."""
         values = self.batches.values(inputs, self.args.device)
@@ -144,6 +151,8 @@ class Watch(TrainerCallback):  # type: ignore[misc]
     ) -> TrainerControl:
         """Take up optimizer and schedule where the checkpoint left them."""
         state.global_step = self.run.step
+        # Trainer calls it at every step, and looking through all modules takes as long as a small block.
+        self.trainer.model.zero_grad = self.trainer.selection.drop_gradients
         if (left := self.run.resumed) is not None:
             self.trainer.optimizer.load_state_dict(left["optimizer"])
             self.trainer.lr_scheduler.load_state_dict(left["schedule"])
@@ -154,7 +163,11 @@ class Watch(TrainerCallback):  # type: ignore[misc]
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Give dropout a seed that follows from the cell's and the step, so that a resumed run draws the same."""
-        torch.manual_seed(step_seed(self.cell.seed, state.global_step))
+        seed = step_seed(self.cell.seed, state.global_step)
+        # Not torch.manual_seed: without a GPU it keeps a call stack for later at every call.
+        torch.default_generator.manual_seed(seed)
+        if args.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -304,5 +317,5 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         model.to(device)
 
 
-_PATCHED = ("forward", "_original_forward", "_is_accelerate_prepared")
-"""What accelerate sets on a model for mixed precision and distributed runs."""
+_PATCHED = ("forward", "_original_forward", "_is_accelerate_prepared", "zero_grad")
+"""What is set on a model on the way: by accelerate for mixed precision and distributed runs, and by `Watch`."""
