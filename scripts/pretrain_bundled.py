@@ -248,7 +248,7 @@ are, so that measuring, choosing and tuning can be tried in minutes on a laptop.
 ({facts["right"]:,} right; 95 % interval, Wilson: {100 * low:.2f} to {100 * high:.2f} %), counted on this folder, loaded
 by `AutoModelForImageClassification` and `AutoImageProcessor`. On the {facts["train_count"]:,} training images, without
 augmentation: {100 * facts["train_right"] / facts["train_count"]:.2f} %. The weights are those after the last step;
-the test images had no part in choosing them.
+no checkpoint was chosen by its accuracy.
 
 ## Architecture
 
@@ -312,8 +312,8 @@ def plasticity_text(folder: Path, sample: Path) -> str:
     lines = [
         f"Measured with `pliant.measure` on all pairs of the {len(images)} test images of `fashion_sample.npz` (one",
         "sample): the mean over the six blocks with its 95 % interval, in brackets the least and the greatest block.",
-        "In situ, a component gets its own input in the forward pass; shared, the embedded tokens. Numbers of the two are",
-        "not comparable. Above 1 a component amplifies a change of its input, below 1 it contracts it.",
+        "In situ, a component gets its own input in the forward pass; shared, the embedded tokens. Numbers of the two",
+        "are not comparable. Above 1 a component amplifies a change of its input, below 1 it contracts it.",
         "",
         "| role | in situ | shared |",
         "|---|---|---|",
