@@ -1,5 +1,6 @@
 import io
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import PIL.Image
@@ -175,11 +176,10 @@ def test_a_truncated_jpeg_is_unreadable():
     assert "truncated" in outcome.failures[0][1]
 
 
-def test_a_full_disk_leaves_images_decoded_on_demand(files, monkeypatch):
-    def full():
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(decoding, "_nameless_file", full)
+@pytest.mark.parametrize("free", [0, 150])
+def test_a_full_disk_leaves_images_decoded_on_demand(files, free, monkeypatch, tmp_path):
+    monkeypatch.setenv("PLIANT_CACHE", str(tmp_path))
+    monkeypatch.setattr(decoding.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
     outcome = decode(image_set(files), limit=50)
     assert not outcome.cached
     assert isinstance(outcome.images[0], np.ndarray)
@@ -190,6 +190,14 @@ def test_postscript_is_never_given_to_an_interpreter():
     page = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"
     with pytest.raises(PIL.UnidentifiedImageError, match="cannot identify"):
         open_image(page)
+
+
+def test_a_cache_folder_that_cannot_be_written(files, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setenv("PLIANT_CACHE", str(tmp_path / "file"))
+    outcome = decode(image_set(files), limit=50)
+    assert not outcome.cached
+    assert len(list(outcome.images)) == 4
 
 
 def test_a_decompression_bomb_is_listed_not_unpacked(files, monkeypatch):

@@ -1,13 +1,15 @@
 """Files to uint8 RGB arrays: one rule for every kind of image, and a cache that is decoded once."""
 
 import contextlib
+import errno
 import io
 import os
+import shutil
 import tempfile
 import warnings
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -26,8 +28,8 @@ Progress = Callable[[int, int], None]
 MEMORY_LIMIT = 1 << 30
 """Decoded bytes of one split that stay in memory; beyond, they go to a memory-mapped file."""
 
-WINDOW = 256
-"""Images that are decoded ahead; bounds the memory that finished ones wait in."""
+AHEAD = 2
+"""Images per thread that are decoded ahead; bounds the memory that finished ones wait in."""
 
 LISTED = 20
 """Unreadable images that an error message names; `audit` names all."""
@@ -169,6 +171,7 @@ class Packer:
         self.parts: list[np.ndarray] = []
         self.bytes = 0
         self.file: BinaryIO | None = None
+        self.room = 0
 
     def append(self, pixels: UInt8[np.ndarray, "height width 3"]) -> bool:
         """Add one image; False if there is no room, and then nothing is kept."""
@@ -177,8 +180,10 @@ class Packer:
         self.parts.append(pixels.reshape(-1))
         try:
             if self.file is None and self.bytes > self.limit:
-                self.file = _nameless_file()
+                self.file, self.room = _nameless_file()
             if self.file is not None:
+                if self.bytes > self.room:
+                    raise OSError(errno.ENOSPC, "the rest of the disk is left to others")
                 for part in self.parts:
                     self.file.write(part.data)
                 self.parts.clear()
@@ -214,11 +219,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("PLIANT_CACHE") or default)
 
 
-def _nameless_file() -> BinaryIO:
-    """Open a temporary file that the system frees with the process, however it ends."""
+def _nameless_file() -> tuple[BinaryIO, int]:
+    """Open a temporary file that the system frees with the process, however it ends; and say how much it may hold."""
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
-    return tempfile.TemporaryFile(dir=folder)
+    return tempfile.TemporaryFile(dir=folder), shutil.disk_usage(folder).free // 2
 
 
 @dataclass(frozen=True)
@@ -234,16 +239,23 @@ class Decoding:
 def attempts(images: EncodedImages, indices: Sequence[int]) -> Iterator[Decoded | Failure]:
     """Decode in order, on as many threads as there are cores (Pillow's decoders release the interpreter)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with warnings.catch_warnings(), ThreadPoolExecutor(min(cores, 16)) as pool:
+    threads = min(cores, 16)
+    waiting: deque[Future[Decoded | Failure]] = deque()
+    with warnings.catch_warnings(), ThreadPoolExecutor(threads) as pool:
         warnings.simplefilter("ignore")  # Pillow warns of odd metadata in files that it decodes well
-        for start in range(0, len(indices), WINDOW):
-            yield from pool.map(images.attempt, indices[start : start + WINDOW])
+        for index in indices:
+            waiting.append(pool.submit(images.attempt, index))
+            if len(waiting) > AHEAD * threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def decode(images: ImageSet, *, progress: Progress | None = None, limit: int = MEMORY_LIMIT) -> Decoding:
     """Decode every image of a split once and keep the pixels, in memory or, beyond `limit` bytes, memory-mapped.
 
-    Where the disk has no room for them, every image is still decoded once, as a check, and again whenever it is read.
+    Where they need more than half of what is free on the disk, every image is still decoded once, as a check, and again
+    whenever it is read.
     """
     source, indices = images.stored()
     if not isinstance(source, EncodedImages):

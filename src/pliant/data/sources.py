@@ -223,7 +223,7 @@ def _decoded(data: ImageData, *, skip_unreadable: bool, progress: Progress | Non
         failures += outcome.failures
         kept[name] = outcome.images
         if not outcome.cached:
-            notes.append(f"{name}: no room on the disk to keep decoded images; each is decoded whenever it is read")
+            notes.append(f"{name}: too little room on the disk to keep decoded images; they are decoded when read")
     if failures and not skip_unreadable:
         raise unreadable_error(data.name, failures, total)
     if conversions:
