@@ -5,7 +5,7 @@ P(f) = E over distinct pairs (x, y) of ‖f(x) − f(y)‖_F / ‖x − y‖_F
 
 import math
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pliant.components import Anatomy, Component, Family, find_components
 from pliant.errors import ConfigError, DataError, UnknownNameError
-from pliant.measuring.capture import listening, observing, run
+from pliant.measuring.capture import Listener, listening, observing, run
 from pliant.measuring.items import Items, items_of, joined
 from pliant.measuring.measurement import Measurement, threads
 from pliant.measuring.meter import Meter
@@ -85,30 +85,45 @@ def measure(
     """
     loaded = load(model) if isinstance(model, str) else model if isinstance(model, Loaded) else from_module(model)
     anatomy = find_components(loaded.model, family=family)
-    sides = [(side, data) for side, data in (("source", source), ("target", target)) if data is not None]
-    plan = _plan(convention, pairs, batch_size, roles, two=len(sides) == 2)
+    plan = plan_of(convention, pairs, batch_size, roles, two=source is not None and target is not None)
+    sides = sides_of(loaded, source, target, count=items, seed=seed)
+    meter = measure_items(anatomy, *sides.values(), plan=plan, device=device, progress=progress)
+    provenance = provenance_of(loaded, anatomy, plan, sides, seed=seed, device=device)
+    return Measurement(meter.frame(), meter.by_role(), provenance)
+
+
+def sides_of(loaded: Loaded, source: Any, target: Any, *, count: int | None, seed: int) -> dict[str, Items]:
+    """Turn what is given of source and target into items, the source first.
+
+    Raises:
+        ConfigError: neither is given.
+    """
+    sides = {side: data for side, data in (("source", source), ("target", target)) if data is not None}
     if not sides:
         raise ConfigError("nothing to measure on: pass a target (the downstream data), and a source if there is one.")
-    sets = [
-        items_of(data, side=side, preprocessing=loaded.preprocessing, count=items, seed=seed) for side, data in sides
-    ]
-    meter = measure_items(
-        anatomy, sets[0], sets[1] if len(sets) == 2 else None, plan=plan, device=device, progress=progress
-    )
-    provenance = {
+    return {
+        side: items_of(data, side=side, preprocessing=loaded.preprocessing, count=count, seed=seed)
+        for side, data in sides.items()
+    }
+
+
+def provenance_of(
+    loaded: Loaded, anatomy: Anatomy, plan: Plan, sides: Mapping[str, Items], *, seed: int, device: str | torch.device
+) -> dict[str, Any]:
+    """Return what a measurement was made of, and what its numbers may depend on."""
+    return {
         "model": loaded.name,
         "model_source": loaded.source,
         "fingerprint": loaded.fingerprint,
         "family": anatomy.family.name,
-        **{side: items.name for (side, _), items in zip(sides, sets, strict=True)},
-        "convention": convention,
-        "pairs": pairs,
+        **{side: items.name for side, items in sides.items()},
+        "convention": plan.convention,
+        "pairs": plan.pairs,
         "design": plan.design,
-        "batch_size": batch_size,
+        "batch_size": plan.batch_size,
         "seed": seed,
         **environment(device),
     }
-    return Measurement(meter.frame(), meter.by_role(), provenance)
 
 
 def environment(device: str | torch.device) -> dict[str, Any]:
@@ -128,18 +143,18 @@ def environment(device: str | torch.device) -> dict[str, Any]:
 def measure_items(
     anatomy: Anatomy,
     source: Items,
-    target: Items | None,
+    target: Items | None = None,
     *,
     plan: Plan,
     device: str | torch.device = "cpu",
     progress: Progress | None = None,
+    meter: Meter | None = None,
 ) -> Meter:
-    """Run all passes and return the meter that has counted them."""
+    """Run all passes and return the meter that has counted them: a new one, or the one that is given."""
     for side in (source, target):
         if side is not None and len(side) < (2 if target is None else 1):
             raise DataError(f"got {len(side)} items of {side.name}; a rate needs two distinct items")
-    components = [c for c in anatomy.components if c.role in plan.roles and c.block is not None]
-    meter = Meter(components, plan.design)
+    meter = Meter(measured(anatomy, plan), plan.design) if meter is None else meter
     shared = SharedInput(anatomy)
     was = next(anatomy.model.parameters()).device
     try:
@@ -149,7 +164,9 @@ def measure_items(
             for index, part in enumerate(cut):
                 batch, n_source = joined(source, target, *part)
                 meter.begin(index, source=n_source)
-                one_pass(anatomy, components, meter, batch.to(device), shared=shared, convention=plan.convention)
+                one_pass(
+                    anatomy, meter.components, meter.listen, batch.to(device), shared=shared, convention=plan.convention
+                )
                 meter.end()
                 if progress is not None:
                     progress(index + 1, len(cut))
@@ -158,24 +175,29 @@ def measure_items(
     return meter
 
 
+def measured(anatomy: Anatomy, plan: Plan) -> tuple[Component, ...]:
+    """Return the components that a plan measures, in the order of a forward pass."""
+    return tuple(c for c in anatomy.components if c.role in plan.roles and c.block is not None)
+
+
 def one_pass(
     anatomy: Anatomy,
     components: Sequence[Component],
-    meter: Meter,
+    listener: Listener,
     batch: Tensor,
     *,
     shared: SharedInput,
     convention: Convention,
 ) -> None:
-    """Show the meter every component's input and output for one batch, source items first."""
+    """Show every component's input and output for one batch, source items first."""
     if convention == "insitu":
-        with listening(anatomy, components, meter.listen, batch=len(batch)) as watch:
+        with listening(anatomy, components, listener, batch=len(batch)) as watch:
             run(anatomy.model, batch)
             watch.check()
         return
     tokens = shared(batch)
     for component in components:
-        meter.listen(component, *apply_component(anatomy, component, tokens))
+        listener(component, *apply_component(anatomy, component, tokens))
 
 
 def passes(source: int, target: int | None, plan: Plan) -> list[Pass]:
@@ -205,7 +227,13 @@ def _even(total: int, parts: int) -> list[range]:
     return [range(a, b) for a, b in pairwise(bounds)]
 
 
-def _plan(convention: str, pairs: str, batch_size: int, roles: Sequence[str], *, two: bool) -> Plan:
+def plan_of(convention: str, pairs: str, batch_size: int, roles: Sequence[str], *, two: bool) -> Plan:
+    """Check the arguments of a measurement and put them together; `two` says whether both sides are given.
+
+    Raises:
+        UnknownNameError: a convention, way to form pairs or role that does not exist.
+        ConfigError: values that do not fit together.
+    """
     for kind, got, known in (("convention", convention, CONVENTIONS), ("pairs", pairs, PAIR_MODES)):
         if got not in known:
             raise UnknownNameError.among(kind, got, known, nearest(got, known))
