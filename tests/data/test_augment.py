@@ -7,6 +7,7 @@ from torchvision.transforms.v2 import functional
 from pliant.data import Augment
 from pliant.data.augment import Draw, draw_boxes, resized_crops
 from pliant.data.images import scale
+from pliant.data.threads import in_parts
 from pliant.errors import ConfigError
 from pliant.terms import Preprocessing
 
@@ -99,6 +100,38 @@ def test_large_sources_take_another_way_to_the_same_pixels():
     augment = Augment(to(24), seed=5)
     draw = augment.draw(torch.tensor([[130, 110]] * 3), step=1)
     assert (augment(large, step=1) - resized_crops(large, draw, to(24))).abs().max() <= 1.1 / 255
+
+
+@pytest.mark.parametrize("side", [32, 100])
+@pytest.mark.parametrize("inference", [True, False])
+def test_threads_change_nothing(side, inference):
+    images = noise(70, side, side)
+    augment = Augment(to(24), seed=2)
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            with torch.inference_mode(inference):
+                results.append(augment(images, step=0))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*results)
+
+
+def test_an_error_in_a_thread_is_raised():
+    def work(part: slice) -> None:
+        raise ValueError(f"part {part.start}")
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(ValueError, match="part 0"):
+            in_parts(work, 40, torch.device("cpu"))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_images_of_many_sizes_come_back_in_their_order():

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pliant.data.images import framed, scale
+from pliant.data.threads import in_parts
 from pliant.errors import ConfigError
 from pliant.terms import Preprocessing
 
@@ -24,8 +25,6 @@ TRIES = 10
 DENSE_SIDE = 96
 """On a CPU, larger sources are resized one by one by PyTorch's kernels, which skip the zeros of the matrices."""
 
-CHUNK = 64
-"""Images whose matrices are alive at once."""
 
 RATIO = (3 / 4, 4 / 3)
 
@@ -122,8 +121,8 @@ def resized_crops(
     height, width = preprocessing.height, preprocessing.width
     out = torch.empty(len(images), 3, height, width, device=images.device)
     boxes, flips = draw.boxes.to(images.device), draw.flips.to(images.device)
-    for first in range(0, len(images), CHUNK):
-        part = slice(first, first + CHUNK)
+
+    def work(part: slice) -> None:
         pixels = scale(images[part].permute(0, 3, 1, 2), preprocessing)
         top, left, box_height, box_width = boxes[part].unbind(1)
         rows = resize_weights(top, box_height, images.shape[1], height, antialias=antialias)
@@ -131,20 +130,32 @@ def resized_crops(
         columns = torch.where(flips[part].view(-1, 1, 1), columns.flip(1), columns)
         narrow = torch.matmul(rows[:, None], pixels).view(len(pixels), 3 * height, -1)
         torch.bmm(narrow, columns.mT, out=out[part].view(len(pixels), 3 * height, width))
+
+    in_parts(work, len(images), images.device)
     return out
 
 
-def resized_crop(
-    image: UInt8[Tensor, "source_height source_width 3"],
-    box: Sequence[int],
+def large_resized_crops(
+    images: UInt8[Tensor, "batch source_height source_width 3"],
+    draw: Draw,
+    preprocessing: Preprocessing,
     *,
-    size: tuple[int, int],
     antialias: bool = True,
-) -> UInt8[Tensor, "1 3 height width"]:
-    """Crop and resize one image in whole pixel values; for sources too large for the matrices."""
-    top, left, height, width = box
-    crop = image[top : top + height, left : left + width].permute(2, 0, 1)[None]
-    return functional.interpolate(crop, size=size, mode="bilinear", antialias=antialias)
+) -> Float[Tensor, "batch 3 height width"]:
+    """Do the same one image after another, in whole pixel values as torchvision; for sources too large for matrices."""
+    size = (preprocessing.height, preprocessing.width)
+    out = torch.empty(len(images), 3, *size, device=images.device)
+    boxes, flips = draw.boxes.tolist(), draw.flips.tolist()
+
+    def work(part: slice) -> None:
+        for position in range(len(images))[part]:
+            top, left, height, width = boxes[position]
+            crop = images[position, top : top + height, left : left + width].permute(2, 0, 1)[None]
+            crop = functional.interpolate(crop, size=size, mode="bilinear", antialias=antialias)
+            out[position] = scale(crop.flip(-1) if flips[position] else crop, preprocessing)[0]
+
+    in_parts(work, len(images), images.device)
+    return out
 
 
 class Augment:
@@ -232,18 +243,11 @@ class Augment:
         """Transform images of one size."""
         if self.crop_scale_min == 1:
             whole = scale(framed(images.permute(0, 3, 1, 2), self.preprocessing), self.preprocessing)
-        elif images.device.type == "cpu" and max(images.shape[1:3]) > DENSE_SIDE:
-            size = (self.preprocessing.height, self.preprocessing.width)
-            boxes = draw.boxes.tolist()
-            crops = [
-                resized_crop(image, box, size=size, antialias=self.antialias)
-                for image, box in zip(images, boxes, strict=True)
-            ]
-            whole = scale(torch.cat(crops), self.preprocessing)
-        else:
-            return resized_crops(images, draw, self.preprocessing, antialias=self.antialias)
-        flips = draw.flips.to(whole.device).view(-1, 1, 1, 1)
-        return torch.where(flips, whole.flip(-1), whole) if self.flip else whole
+            flips = draw.flips.to(whole.device).view(-1, 1, 1, 1)
+            return torch.where(flips, whole.flip(-1), whole) if self.flip else whole
+        large = images.device.type == "cpu" and max(images.shape[1:3]) > DENSE_SIDE
+        crops = large_resized_crops if large else resized_crops
+        return crops(images, draw, self.preprocessing, antialias=self.antialias)
 
 
 def _by_size(
