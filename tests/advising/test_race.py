@@ -56,6 +56,7 @@ def test_the_edge_of_a_grid_is_a_warning():
 
 def test_every_candidate_runs_the_same_steps_over_its_own_grid():
     seen: list[CellConfig] = []
+    middle = {name: learning_rates(name, parse_components(name), "sgd")[1] for name in SIZES}
 
     def train(cell: CellConfig) -> Record:
         seen.append(cell)
@@ -64,12 +65,14 @@ def test_every_candidate_runs_the_same_steps_over_its_own_grid():
             status="done",
             best_step=7,
             n_validation=10,
-            validation_accuracy=0.5 + 0.1 * (cell.components == "ln1"),
+            validation_accuracy=0.5
+            + 0.1 * (cell.components == "ln1")
+            + 0.01 * (cell.learning_rate == middle[cell.components or ""]),
         )
 
     base = CellConfig(learning_rate=1.0, steps=7, eval_every=7, read_test=False)
     sets = [Candidate(name, parse_components(name), n) for name, n in SIZES.items()]
-    race = run_race(sets, base, train=train, grids={"mha": (0.5,)})
+    race = run_race(sets, base, train=train, fixed={"mha": (0.5,)})
     assert race.chosen == "ln1"
     assert {c.steps for c in seen} == {7}
     assert not any(c.read_test for c in seen)
@@ -78,3 +81,37 @@ def test_every_candidate_runs_the_same_steps_over_its_own_grid():
         rates = [c.learning_rate for c in seen if c.components == name]
         assert rates == list((0.5,) if name == "mha" else learning_rates(name, parse_components(name), "sgd"))
     assert [c.components for c in seen] == sorted((c.components for c in seen), key=list(SIZES).index)
+
+
+def raced(accuracy, name: str = "mha"):
+    seen: list[float] = []
+
+    def train(cell: CellConfig) -> Record:
+        seen.append(cell.learning_rate)
+        value = accuracy(cell.learning_rate)
+        if value is None:
+            return Record(cell=cell, status="diverged", diverged_at=3, n_validation=100)
+        return Record(cell=cell, status="done", best_step=4, n_validation=100, validation_accuracy=value)
+
+    base = CellConfig(learning_rate=1.0, steps=4, eval_every=4, read_test=False)
+    return run_race([Candidate(name, parse_components(name), 5)], base, train=train), seen
+
+
+def test_a_grid_is_extended_until_its_best_is_inside():
+    race, seen = raced(lambda rate: 0.9 - 0.1 * abs(math.log10(rate) - 1))  # best at 10
+    assert seen == [0.1, 0.3, 1.0, 3.0, 10.0, 30.0]
+    assert race.learning_rate == 10.0
+    assert race.warnings == ()
+
+
+def test_an_edge_that_moves_away_is_left_with_a_warning():
+    race, seen = raced(lambda rate: 0.5 - 0.05 * math.log10(rate))  # the lower the better
+    assert seen == [0.1, 0.3, 1.0, 0.03, 0.01, 0.003, 0.001]
+    assert "mha: its best learning rate 0.001 is at the edge of its grid (0.001 to 1)" in race.warnings[0]
+
+
+def test_where_all_diverge_lower_rates_are_tried():
+    race, seen = raced(lambda rate: None if rate > 0.05 else 0.7)
+    assert seen[:4] == [0.1, 0.3, 1.0, 0.01]
+    assert race.learning_rate <= 0.01
+    assert sum("diverged at step 3" in w for w in race.warnings) == 3

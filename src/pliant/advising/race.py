@@ -1,5 +1,6 @@
 """The race: every candidate is trained for a short, equal number of steps over a small grid of learning rates.
 
+A grid whose best value lies at its edge is extended, so that no candidate loses for want of a learning rate.
 Validation accuracy decides; candidates within one standard error of the best are a tie, which goes to the set that
 trains the fewest parameters. The test images are not read.
 """
@@ -20,25 +21,33 @@ Train = Callable[[CellConfig], Record]
 """Trains one cell from the pretrained weights; its record need not hold a reading of the test images."""
 
 GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
-    "sgd": {
-        "full": (0.01, 0.03, 0.1),
-        "norms": (0.1, 0.3, 1.0),
-        "other": (0.03, 0.1, 0.3),
-    },
-    "adamw": {
-        "full": (1e-4, 3e-4, 1e-3),
-        "norms": (1e-3, 3e-3, 1e-2),
-        "other": (3e-4, 1e-3, 3e-3),
-    },
+    "sgd": {"full": (0.03, 0.1, 0.3), "norms": (0.3, 1.0, 3.0), "other": (0.1, 0.3, 1.0)},
+    "adamw": {"full": (3e-4, 1e-3, 3e-3), "norms": (3e-3, 1e-2, 3e-2), "other": (1e-3, 3e-3, 1e-2)},
 }
-"""Learning rates by optimiser and kind of component set: what fits one kind is too much or too little for another."""
+"""Learning rates to begin with, by optimiser and kind of component set: what fits one kind is too much or too little
+for another. Where the best lies at an edge the grid goes on beyond it, see `EXTENSIONS`."""
+
+EXTENSIONS = 4
+"""Most learning rates that a candidate's grid is extended by while its best lies at the edge."""
 
 
 def learning_rates(components: str, roles: Sequence[Role], optimizer: str) -> tuple[float, ...]:
-    """Return the grid of learning rates of a component set."""
+    """Return the learning rates that a component set begins with."""
     small = set(roles) <= {"ln1", "ln2", "layerscale"}
     kind = "full" if components == "full" else "norms" if small else "other"
     return GRIDS[optimizer][kind]
+
+
+def beyond(rates: Sequence[float], best: float) -> float | None:
+    """Return the next learning rate beyond the edge that the best one lies at, on the scale 1, 3, 10; None inside.
+
+    >>> beyond((0.03, 0.1, 0.3), 0.3), beyond((0.03, 0.1, 0.3), 0.03), beyond((0.03, 0.1, 0.3), 0.1)
+    (1.0, 0.01, None)
+    """
+    if len(rates) < 2 or best not in (min(rates), max(rates)):
+        return None
+    halves = round(2 * math.log10(best)) + (1 if best == max(rates) else -1)
+    return float(f"{10 ** (halves / 2):.0e}")
 
 
 @dataclass(frozen=True)
@@ -101,33 +110,54 @@ def run_race(
     base: CellConfig,
     *,
     train: Train,
-    grids: Mapping[str, Sequence[float]] | None = None,
+    fixed: Mapping[str, Sequence[float]] | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Race:
-    """Train every candidate at every learning rate of its grid and choose.
+    """Train every candidate at every learning rate of its grid, beyond it while the best is at the edge, and choose.
 
     Args:
         candidates: in the order that they are started in.
         base: the cell of every trial but for components and learning rate: its steps are the race's.
         train: trains a cell.
-        grids: learning rates by component set, where they are not the default ones.
+        fixed: learning rates by component set, where they are given; such a grid is not extended.
         progress: called after each trial with trials done, trials in all, and a line about the trial.
 
     Raises:
         DivergedError: no trial of any candidate stayed finite.
     """
-    plan = [
-        (c, rate)
-        for c in candidates
-        for rate in (grids or {}).get(c.components, learning_rates(c.components, c.roles, base.optimizer))
-    ]
-    trials = []
-    for done, (c, rate) in enumerate(plan, start=1):
+    trials: list[Trial] = []
+
+    def run(c: Candidate, rate: float, left: int) -> None:
         record = train(base.replace(components=c.components, learning_rate=rate))
         trials.append(_trial(c, rate, record))
         if progress is not None:
-            progress(done, len(plan), f"{c.components} at {rate:g}: {_outcome(record)}")
+            progress(len(trials), len(trials) + left, f"{c.components} at {rate:g}: {_outcome(record)}")
+
+    grids = [_grid(c, base, fixed or {}) for c in candidates]
+    for place, (c, grid) in enumerate(zip(candidates, grids, strict=True)):
+        later = sum(len(g) for g in grids[place + 1 :])
+        for n, rate in enumerate(grid, start=1):
+            run(c, rate, later + len(grid) - n)
+        for _ in range(EXTENSIONS if c.components not in (fixed or {}) else 0):
+            further = _beyond([t for t in trials if t.components == c.components])
+            if further is None:
+                break
+            run(c, further, later)
     return decide(trials)
+
+
+def _grid(c: Candidate, base: CellConfig, fixed: Mapping[str, Sequence[float]]) -> tuple[float, ...]:
+    given = fixed.get(c.components)
+    return learning_rates(c.components, c.roles, base.optimizer) if given is None else tuple(given)
+
+
+def _beyond(mine: Sequence[Trial]) -> float | None:
+    """Return the learning rate to try next, or None if the best lies inside; a lower one where all have diverged."""
+    done = [t for t in mine if t.validation_accuracy is not None]
+    if not done:
+        return float(f"{min(t.learning_rate for t in mine) / 10:.0e}")
+    best = max(done, key=lambda t: (t.validation_accuracy or 0.0, -t.learning_rate))
+    return beyond([t.learning_rate for t in mine], best.learning_rate)
 
 
 def _outcome(record: Record) -> str:

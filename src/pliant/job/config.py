@@ -52,6 +52,7 @@ class TuneConfig(Strict):
     def cell(self, **changes: Any) -> CellConfig:
         """Return the training cell of this job, with the fields that the job decides later in `changes`."""
         steps = int(changes.get("steps", self.steps))
+        whole = steps == self.steps  # a trial of the race warms up in proportion
         fields: dict[str, Any] = {
             "model": self.model,
             "data": self.data,
@@ -63,7 +64,7 @@ class TuneConfig(Strict):
             "image_size": self.image_size,
             "optimizer": self.optimizer,
             "weight_decay": self.weight_decay,
-            "warmup_steps": min(steps // 10 if self.warmup_steps is None else self.warmup_steps, steps - 1),
+            "warmup_steps": self.warmup_steps if whole and self.warmup_steps is not None else steps // 10,
             "clip_norm": self.clip_norm,
             "steps": steps,
             "batch_size": self.batch_size,

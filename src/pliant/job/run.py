@@ -11,7 +11,7 @@ from pliant import models
 from pliant.advising.budget import CANDIDATES, Budget, Candidate, candidate, within
 from pliant.advising.criteria import Evidence, agreement
 from pliant.advising.energy import energy_by_role, gradient_energy
-from pliant.advising.race import Race, learning_rates, run_race
+from pliant.advising.race import Race, run_race
 from pliant.components import find_components
 from pliant.data import ImageData, ImageSet, load
 from pliant.data.splits import stratified
@@ -215,7 +215,7 @@ class _Job:
         c = self.config
         if len(candidates) == 1 and c.learning_rate is not None:
             return None
-        grids = {x.components: (c.learning_rate,) for x in candidates} if c.learning_rate is not None else None
+        fixed = {x.components: (c.learning_rate,) for x in candidates} if c.learning_rate is not None else None
         ordered = sorted(candidates, key=lambda x: -sum(energy.get(r, 0.0) for r in x.roles if r in BLOCK_ROLES))
         short = min(c.race_steps, c.steps)
         limit = min(c.race_validation, len(self.data.validation))
@@ -224,18 +224,13 @@ class _Job:
         )
         chosen = _sample(self.data.validation, limit, seed=c.seed, purpose="validation")
         data = ImageData(self.data.name, self.data.classes, self.data.train, chosen, self.data.test)
-        rates = [
-            r
-            for x in candidates
-            for r in (grids or {}).get(x.components, learning_rates(x.components, x.roles, c.optimizer))
-        ]
-        label = f"Race: {len(candidates)} component sets, {len(rates)} runs of {short} steps"
+        label = f"Race: {len(candidates)} component sets, runs of {short} steps"
         with self.talk.bar(label) as bar:
             race = run_race(
                 ordered,
                 base,
                 train=lambda cell: self._trial(cell, data),
-                grids=grids,
+                fixed=fixed,
                 progress=lambda done, total, line: bar(done, total),
             )
         self.talk.table(
