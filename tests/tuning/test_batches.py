@@ -75,7 +75,7 @@ def test_flips_flip_half_of_the_images():
 def test_large_sets_are_not_kept_and_give_the_same(monkeypatch: pytest.MonkeyPatch, kept: int, augmentation: str):
     reference = data()
     config = cell(augmentation=augmentation)
-    expected = [batch for batch in TrainingBatches(config, reference.train, PREPROCESSING)]
+    expected = list(TrainingBatches(config, reference.train, PREPROCESSING))
     monkeypatch.setattr(batches, "KEPT_BYTES", kept)
     sets = data()
     found = TrainingBatches(config, sets.train, PREPROCESSING)

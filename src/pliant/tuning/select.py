@@ -24,7 +24,8 @@ class EndCheck:
     Attributes:
         frozen_unchanged: frozen tensors and buffers that are byte-identical to what they were.
         trained_moved: chosen tensors that are not what they were.
-        still: names of chosen tensors that are (key biases only; anything else is an error).
+        still: names of chosen tensors that are: key biases, and in short runs LoRA's first matrices; anything else
+            is an error.
     """
 
     frozen_unchanged: int
@@ -72,6 +73,8 @@ class Selection:
         parameters: what is trained, by full name.
         unused: parameters that were chosen but do not enter the forward pass; they were taken out again.
         inert: chosen key biases, which softmax attention makes ineffective (see `key_biases`).
+        late: chosen tensors whose gradient is zero at first by construction.
+        notes: what a reader of the result should know about the choice.
         initial: CPU copies of the chosen tensors as they were.
     """
 
@@ -84,6 +87,8 @@ class Selection:
         owners: Mapping[str, str] | None = None,
         late: Iterable[str] = (),
         also_active: Iterable[nn.Module] = (),
+        frame: pd.DataFrame | None = None,
+        notes: Iterable[str] = (),
     ) -> None:
         """Freeze everything but `trained`.
 
@@ -94,6 +99,8 @@ class Selection:
             owners: component of each trained parameter that is not in the anatomy (added by a baseline).
             late: names of parameters whose gradient is zero at first by construction (LoRA's first matrices).
             also_active: modules without parameters that go into training mode nevertheless (LoRA's dropout).
+            frame: of the anatomy, if tensors were added or renamed since.
+            notes: what a reader of the result should know about the choice.
         """
         model = anatomy.model
         refuse_wrapped(model)
@@ -105,6 +112,8 @@ class Selection:
         self.unused: tuple[str, ...] = ()
         self.inert = key_biases(anatomy) & set(trained)
         self.late = frozenset(late)
+        self.notes = tuple(notes)
+        self._frame = frame
         self.initial = copies(trained)
         self._chosen = dict(trained)
         self._owners = {p: c.id for c in anatomy.components for p in c.parameters} | dict(owners or {})
@@ -139,7 +148,7 @@ class Selection:
             owner = self._owners[name]
             tensors[owner] = tensors.get(owner, 0) + 1
             numbers[owner] = numbers.get(owner, 0) + parameter.numel()
-        frame = self.anatomy.frame
+        frame = self.anatomy.frame if self._frame is None else self._frame
         return frame.assign(
             trained_tensors=frame["component"].map(tensors).fillna(0).astype("int64"),
             trained_parameters=frame["component"].map(numbers).fillna(0).astype("int64"),
@@ -239,7 +248,8 @@ class Selection:
                 "The result is not one of training the chosen parts alone; look for code that writes to them."
             )
         still = tuple(n for n, before in self.initial.items() if torch.equal(before, self.parameters[n].cpu()))
-        stuck = [name for name in still if name not in self.inert]
+        # What waits for another tensor to move first may be too late for a short run.
+        stuck = [name for name in still if name not in self.inert | self.late]
         if stuck and moved:
             raise TrainingError(
                 f"{len(stuck)} of {len(self.parameters)} chosen tensors ({self.name}) did not move: {_few(stuck)}. "

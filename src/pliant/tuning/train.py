@@ -18,6 +18,7 @@ from pliant.models import Loaded
 from pliant.runs import CellConfig, CurvePoint, MetricLog, Record
 from pliant.runs.metrics import Metric
 from pliant.terms import Preprocessing
+from pliant.tuning.baselines import METHODS
 from pliant.tuning.batches import TrainingBatches, evaluation_batches, preprocessing_of
 from pliant.tuning.checkpoint import Progression, read_checkpoint, write_checkpoint
 from pliant.tuning.classifier import renew_classifier
@@ -25,7 +26,6 @@ from pliant.tuning.delta import delta_bytes
 from pliant.tuning.environment import environment, forget_peak_memory, peak_memory
 from pliant.tuning.evaluate import Evaluation, evaluate, logits_of
 from pliant.tuning.guards import copies, write_back
-from pliant.tuning.methods import METHODS
 from pliant.tuning.select import EndCheck, Selection
 from pliant.tuning.trainer import CellTrainer, Progress, Watch, arguments_for, undisturbed
 
@@ -78,9 +78,12 @@ def train(
     found = anatomy or find_components(loaded.model)
     with undisturbed(loaded.model), torch.enable_grad(), contextlib.ExitStack() as stack:
         forget_peak_memory()
+        total = sum(p.numel() for p in loaded.model.parameters())
         chosen = stack.enter_context(_choice(cell, found, classes=len(data.classes)))
         scratch = stack.enter_context(tempfile.TemporaryDirectory())
-        run = _Run(cell, loaded, data, preprocessing, chosen.selection, device=device, scratch=Path(scratch))
+        run = _Run(
+            cell, loaded, data, preprocessing, chosen.selection, total=total, device=device, scratch=Path(scratch)
+        )
         stack.callback(run.close)
         run.go(out=out, metrics=metrics, progress=progress, checkpoint_seconds=checkpoint_seconds)
         record = run.record()
@@ -147,6 +150,7 @@ class _Run:
         preprocessing: Preprocessing,
         selection: Selection,
         *,
+        total: int,
         device: str,
         scratch: Path,
     ) -> None:
@@ -156,7 +160,7 @@ class _Run:
         self.preprocessing = preprocessing
         self.selection = selection
         self.started = time.perf_counter()
-        self.total = sum(p.numel() for p in selection.anatomy.model.parameters())
+        self.total = total
         selection.exclude_unused(self._few_logits)
         arguments = arguments_for(cell, scratch, device=device)
         self.share = (arguments.process_index, arguments.world_size)
@@ -296,10 +300,15 @@ def _dtype(selection: Selection) -> str:
 
 def _remarks(selection: Selection, end: EndCheck) -> list[str]:
     """Say what a reader of the counts must know."""
-    notes = []
+    notes = list(selection.notes)
     if selection.unused:
         notes.append(f"not trained, since the output does not depend on them: {', '.join(selection.unused)}")
     if selection.inert:
-        still = f" ({len(end.still)} did not move)" if end.still else ""
-        notes.append(f"{len(selection.inert)} key biases have no effect in softmax attention{still}")
+        still = len(selection.inert & set(end.still))
+        did = f" ({still} did not move)" if still else ""
+        notes.append(f"{len(selection.inert)} key biases have no effect in softmax attention{did}")
+    if late := selection.late & set(end.still):
+        notes.append(
+            f"{len(late)} of LoRA's first matrices did not move: their gradients were too small for so few steps"
+        )
     return notes
