@@ -59,7 +59,7 @@ def test_everything_is_written(done):
     assert result["n_test"] == 40
     assert result["test_accuracy_ci"][0] <= result["test_accuracy"] <= result["test_accuracy_ci"][1]
     assert set(result["plasticity_by_role"]) == {"ln1", "mha", "ln2", "fc1", "fc2"}
-    assert len(result["race"]["trials"]) == 18
+    assert len(result["race"]["trials"]) >= 18
     assert result["chosen"] == result["race"]["chosen"] == done.chosen
     assert TuneConfig.from_json((done.folder / "config.json").read_bytes()).steps == 6
     pd.testing.assert_frame_equal(read_measurement(done.folder / "measurement.parquet").frame, done.measurement.frame)
@@ -76,7 +76,7 @@ def test_the_saved_model_scores_what_the_result_says(done):
 
 def test_the_race_never_reads_the_test_images(done):
     records = Store(done.folder, create=False).records()
-    assert len(records) == 19
+    assert len(records) == len(done.race.trials) + 1
     assert sum(r.test is not None for r in records) == 1
     assert {r.cell.steps for r in records if r.test is None} == {2}
 

@@ -38,15 +38,13 @@ def learning_rates(components: str, roles: Sequence[Role], optimizer: str) -> tu
     return GRIDS[optimizer][kind]
 
 
-def beyond(rates: Sequence[float], best: float) -> float | None:
-    """Return the next learning rate beyond the edge that the best one lies at, on the scale 1, 3, 10; None inside.
+def beyond(rates: Sequence[float], edge: float) -> float:
+    """Return the next learning rate beyond the upper or lower edge of a grid, on the scale 1, 3, 10.
 
-    >>> beyond((0.03, 0.1, 0.3), 0.3), beyond((0.03, 0.1, 0.3), 0.03), beyond((0.03, 0.1, 0.3), 0.1)
-    (1.0, 0.01, None)
+    >>> beyond((0.03, 0.1, 0.3), 0.3), beyond((0.03, 0.1, 0.3), 0.03)
+    (1.0, 0.01)
     """
-    if len(rates) < 2 or best not in (min(rates), max(rates)):
-        return None
-    halves = round(2 * math.log10(best)) + (1 if best == max(rates) else -1)
+    halves = round(2 * math.log10(edge)) + (1 if edge == max(rates) else -1)
     return float(f"{10 ** (halves / 2):.0e}")
 
 
@@ -153,11 +151,20 @@ def _grid(c: Candidate, base: CellConfig, fixed: Mapping[str, Sequence[float]]) 
 
 def _beyond(mine: Sequence[Trial]) -> float | None:
     """Return the learning rate to try next, or None if the best lies inside; a lower one where all have diverged."""
-    done = [t for t in mine if t.validation_accuracy is not None]
-    if not done:
-        return float(f"{min(t.learning_rate for t in mine) / 10:.0e}")
-    best = max(done, key=lambda t: (t.validation_accuracy or 0.0, -t.learning_rate))
-    return beyond([t.learning_rate for t in mine], best.learning_rate)
+    rates = [t.learning_rate for t in mine]
+    if all(t.validation_accuracy is None for t in mine):
+        return float(f"{min(rates) / 10:.0e}")
+    edge = _best_edge(mine)
+    return None if edge is None else beyond(rates, edge)
+
+
+def _best_edge(mine: Sequence[Trial]) -> float | None:
+    """Return the edge of a grid that did better than every rate inside; None if there is no such edge, or one rate."""
+    rates = [t.learning_rate for t in mine]
+    highest = max(t.validation_accuracy or 0.0 for t in mine)
+    best = [t.learning_rate for t in mine if t.validation_accuracy == highest]
+    inside = any(min(rates) < rate < max(rates) for rate in best)
+    return None if inside or len(rates) < 2 or not best else min(best)
 
 
 def _outcome(record: Record) -> str:
@@ -226,12 +233,13 @@ def _reason(best: Mapping[str, Trial], chosen: str, tied: Sequence[str]) -> str:
 
 def _warnings(trials: Sequence[Trial], best: Mapping[str, Trial]) -> tuple[str, ...]:
     found = []
-    for name, trial in best.items():
-        grid = sorted(t.learning_rate for t in trials if t.components == name)
-        if len(grid) > 1 and trial.learning_rate in (grid[0], grid[-1]):
+    for name in best:
+        mine = [t for t in trials if t.components == name]
+        if (edge := _best_edge(mine)) is not None:
+            grid = [t.learning_rate for t in mine]
             found.append(
-                f"{name}: its best learning rate {trial.learning_rate:g} is at the edge of its grid ({grid[0]:g} to "
-                f"{grid[-1]:g}); a better one may lie beyond"
+                f"{name}: its best learning rate {edge:g} is at the edge of its grid ({min(grid):g} to {max(grid):g}); "
+                "a better one may lie beyond"
             )
     found += [f"{t.components} at {t.learning_rate:g}: {t.status}" for t in trials if t.validation_accuracy is None]
     return tuple(found)
