@@ -1,40 +1,41 @@
-"""Linear probing: how far the pretrained features go with a linear classifier on top; the line that tuning has to beat.
+"""Linear probing: a logistic regression on frozen features, the reference line that every training is held against.
 
-Features are the output of the last block (or of every component of every block), averaged over tokens or taken at the
-class token, L2-normalised, standardised on the training images; the classifier is a logistic regression whose strength
-of regularisation is chosen on the validation images (PAPER protocol of arXiv 2602.06883).
+PAPER.md, Training: features after a block or component, pooled over tokens, L2-normalised, standardised.
 """
 
+import time
 import warnings
-from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from jaxtyping import Float, Int64
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor
 
-from pliant.components import Anatomy, Component, Family, find_components
-from pliant.data import ImageData, ImageSet
+from pliant.components import Anatomy, Component, find_components
+from pliant.data import ImageData, ImageSet, Normalization, normalized
 from pliant.errors import ConfigError, MeasurementError, ModelError
 from pliant.measuring.capture import first_tensor, listening, observing
+from pliant.measuring.subject import pick_device
 from pliant.models import Loaded
 from pliant.runs import Score
-from pliant.terms import BLOCK_ROLES
+from pliant.terms import BLOCK_ROLES, Preprocessing
 from pliant.tuning.batches import evaluation_batches
 
 Pooling = Literal["mean", "cls"]
-Layers = Literal["last", "all"]
-Features = Float[np.ndarray, "images dim"]
+Layers = Literal["last", "blocks", "all"]
 
-STRENGTHS: tuple[float, ...] = (0.01, 0.1, 1.0, 10.0, 100.0)
-"""Inverse regularisation strengths C that the validation images choose from."""
+GRID = (0.001, 0.01, 0.1, 1.0, 10.0)
+"""Inverse strengths of the L2 penalty that validation chooses among."""
 
 ITERATIONS = 1000
+"""Most that a fit may take; one that has not converged by then is noted."""
 
 
 @dataclass(frozen=True)
@@ -42,45 +43,45 @@ class ProbeRow:
     """The probe of one layer.
 
     Attributes:
-        layer: a component's id (`block03.mha`), or a block (`block11`) for the residual stream that leaves it.
-        role, block: where it is; the role of a block's output is None.
-        c: inverse regularisation strength, chosen on validation accuracy (the smaller of equals).
-        converged: whether the chosen fit ended before its last iteration.
-        validation, test: scores; the test images are read once, after the choice.
+        layer: `block03` for a block's output, `block03.mha` for a component's.
+        role: of the component; `block` for a block's output.
+        block: its index.
+        width: number of features.
+        strength: the C that was chosen on validation (the smaller of equals).
+        validation: score on the validation images; `test` on the test images, read once, after the choice.
     """
 
     layer: str
-    role: str | None
+    role: str
     block: int
-    c: float
-    converged: bool
+    width: int
+    strength: float
     validation: Score
     test: Score
 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """Linear probing of a model on a data set.
+    """What linear probing found.
 
     Attributes:
-        pooling: `mean` over tokens, or the `cls` token.
-        rows: one per layer that was probed, in the order of the forward pass; the last block's output comes last.
-        notes: what the user should be told.
+        rows: one per layer, in order of depth.
+        pooling: `mean` over tokens or `cls`, the class token.
+        n_train: images that the classifiers were fitted on.
+        seconds: it took.
+        notes: what a reader should know: fits that did not converge, a strength at the edge of its grid.
     """
 
+    rows: tuple[ProbeRow, ...]
     pooling: Pooling
-    rows: tuple[ProbeRow, ...] = field(repr=False)
-    notes: tuple[str, ...] = ()
+    n_train: int
+    seconds: float
+    notes: tuple[str, ...]
 
     @property
     def last(self) -> ProbeRow:
-        """The last block's output: the reference line."""
-        return self.rows[-1]
-
-    @property
-    def test(self) -> Score:
-        """Test score of the last block's output."""
-        return self.last.test
+        """The last block's output: the figure that tables compare with."""
+        return next(row for row in reversed(self.rows) if row.role == "block")
 
     @property
     def validation(self) -> Score:
@@ -88,25 +89,31 @@ class ProbeResult:
         return self.last.validation
 
     @property
+    def test(self) -> Score:
+        """Test score of the last block's output."""
+        return self.last.test
+
+    @property
     def frame(self) -> pd.DataFrame:
-        """One row per layer: where it is, the chosen fit, accuracy on the test images with interval, on validation."""
-        rows = [
-            {
-                "layer": r.layer,
-                "role": r.role,
-                "block": r.block,
-                "c": r.c,
-                "converged": r.converged,
-                "n": r.test.n,
-                "accuracy": r.test.accuracy,
-                "ci_low": r.test.ci_low,
-                "ci_high": r.test.ci_high,
-                "macro_accuracy": r.test.macro_accuracy,
-                "validation_accuracy": r.validation.accuracy,
-            }
-            for r in self.rows
-        ]
-        return pd.DataFrame(rows)
+        """One row per layer: where it is, the chosen C, and test accuracy with its interval beside validation's."""
+        return pd.DataFrame(
+            [
+                {
+                    "layer": row.layer,
+                    "role": row.role,
+                    "block": row.block,
+                    "width": row.width,
+                    "c": row.strength,
+                    "n": row.test.n,
+                    "accuracy": row.test.accuracy,
+                    "ci_low": row.test.ci_low,
+                    "ci_high": row.test.ci_high,
+                    "macro_accuracy": row.test.macro_accuracy,
+                    "validation_accuracy": row.validation.accuracy,
+                }
+                for row in self.rows
+            ]
+        )
 
 
 def probe(
@@ -114,149 +121,207 @@ def probe(
     data: ImageData,
     *,
     pooling: Pooling = "mean",
-    layers: Layers = "last",
-    device: str = "cpu",
-    family: Family | None = None,
+    layer: Layers = "last",
+    normalization: Normalization = "checkpoint",
+    anatomy: Anatomy | None = None,
+    device: str = "auto",
+    strengths: Sequence[float] = GRID,
     progress: Callable[[int, int], None] | None = None,
 ) -> ProbeResult:
-    """Probe a pretrained model on a data set. The model is given back as it was.
+    """Fit a logistic regression on frozen features and score it; the model is given back as it was.
 
     Args:
-        loaded: the model; its classifier, if it has one, is not used.
-        data: with three splits.
-        pooling: `mean` over all tokens, or the class token (`cls`), the first of the sequence.
-        layers: the `last` block's output, or `all`: every component of every block, and every block's output.
-        device: where the model runs.
-        family: row of the table of families, for a model of another kind.
-        progress: called with images done and images in all, then nothing more while the classifiers are fitted.
+        loaded: a model with or without classifier.
+        data: with three splits: fit on train, choose the penalty on validation, score test.
+        pooling: `mean` over all tokens, or `cls`, the class token.
+        layer: `last` block's output; `blocks`: every block's output; `all`: also every component's of every block.
+        normalization: mean and std of the images.
+        anatomy: of the model, where its family is not in the table.
+        device: `auto`, `cpu`, `cuda` or `mps`.
+        strengths: values of C.
+        progress: called with images done and their total.
 
     Raises:
-        ModelError: the model does not say what it expects of an image.
-        ConfigError: an unknown pooling or choice of layers.
-        MeasurementError: features that are not finite; names the layer.
+        DataError: a split is empty.
+        ConfigError: the class token of a model that has none.
+        ModelError: the model does not say what it expects of images.
+        MeasurementError: a block's output is no tensor of tokens, or features are not finite.
     """
-    if pooling not in ("mean", "cls") or layers not in ("last", "all"):
-        raise ConfigError(f"got pooling={pooling!r}, layers={layers!r}; expected mean or cls, and last or all")
+    started = time.perf_counter()
     data.require_splits()
-    anatomy = find_components(loaded.model, family=family)
-    total, before = sum(len(images) for images in data.splits.values()), 0
-    found: dict[str, dict[str, Features]] = {}
-    for name, images in data.splits.items():
-        report = None if progress is None else lambda n, done=before: progress(done + n, total)
-        found[name] = features(loaded, anatomy, images, pooling=pooling, layers=layers, device=device, progress=report)
-        before += len(images)
-    rows = tuple(_row(anatomy, layer, {s: found[s][layer] for s in found}, data) for layer in found["train"])
-    loose = [r.layer for r in rows if not r.converged]
-    notes = (
-        (f"the logistic regression of {', '.join(loose)} was stopped after {ITERATIONS} iterations",) if loose else ()
-    )
-    return ProbeResult(pooling, rows, notes)
-
-
-def features(
-    loaded: Loaded,
-    anatomy: Anatomy,
-    images: ImageSet,
-    *,
-    pooling: Pooling = "mean",
-    layers: Layers = "last",
-    device: str = "cpu",
-    progress: Callable[[int], None] | None = None,
-) -> dict[str, Features]:
-    """Return pooled features of each layer, by its name, in the order of the forward pass; in float32."""
     if loaded.preprocessing is None:
-        raise ModelError(f"{loaded.name} takes no images, or does not say what it expects of them; a probe needs both")
-    kept: dict[str, list[Tensor]] = defaultdict(list)
+        raise ModelError(f"{loaded.name} does not say what it expects of images; load it with preprocessing=")
+    found = anatomy or find_components(loaded.model)
+    _check(found, pooling)
+    preprocessing = normalized(loaded.preprocessing, normalization)
+    collector = _Collector(found, layer, pooling)
+    sets = (data.train, data.validation, data.test)
+    total, done = sum(len(s) for s in sets), 0
+    features = []
+    with _on_device(found, device) as where:
+        for images in sets:
+            report = None if progress is None else lambda n, before=done: progress(before + n, total)
+            features.append(collector.collect(images, preprocessing, where, progress=report))
+            done += len(images)
+    rows, notes = [], list[str]()
+    for name in collector.layers:
+        row, remarks = _probed(name, [f[name] for f in features], [s.labels for s in sets], strengths)
+        rows.append(row)
+        notes += remarks
+    return ProbeResult(tuple(rows), pooling, len(data.train), time.perf_counter() - started, tuple(notes))
 
-    def keep(layer: str, output: Tensor) -> None:
-        pooled = output.mean(dim=1) if pooling == "mean" else output[:, 0]
-        kept[layer].append(pooled.detach().float().cpu())
 
-    components = [c for c in anatomy.components if c.role in BLOCK_ROLES and c.block is not None and layers == "all"]
-    blocks = range(len(anatomy.blocks)) if layers == "all" else [len(anatomy.blocks) - 1]
-    was, done = next(loaded.model.parameters()).device, 0
+def _check(anatomy: Anatomy, pooling: str) -> None:
+    if pooling not in ("mean", "cls"):
+        raise ConfigError(f"got pooling={pooling!r}; expected 'mean' or 'cls'")
+    embeddings = [p.rpartition(".")[2] for c in anatomy.of("emb") for p in c.parameters]
+    if pooling == "cls" and not {"cls_token", "class_token", "class_embedding"} & set(embeddings):
+        raise ConfigError(f"{type(anatomy.model).__name__} has no class token; use pooling='mean'")
+
+
+@contextmanager
+def _on_device(anatomy: Anatomy, device: str) -> Iterator[torch.device]:
+    """Move the model, in evaluation mode, and back."""
+    where = torch.device(pick_device(device))
+    was = next(anatomy.model.parameters()).device
     try:
-        loaded.model.to(device)
-        with observing(loaded.model), _block_outputs(anatomy, blocks, keep):
-            for values, _ in evaluation_batches(images, loaded.preprocessing):
-                listener = _component_listener(keep)
-                with listening(anatomy, components, listener, batch=len(values)):
-                    loaded.model(values.to(device))
-                done += len(values)
-                if progress is not None:
-                    progress(done)
+        anatomy.model.to(where)
+        with observing(anatomy.model):
+            yield where
     finally:
-        loaded.model.to(was)
-    return {layer: torch.cat(parts).numpy() for layer, parts in kept.items()}
+        anatomy.model.to(was)
 
 
-def _component_listener(keep: Callable[[str, Tensor], None]) -> Callable[[Component, Tensor, Tensor], None]:
-    return lambda component, entered, left: keep(component.id, left)
+class _Collector:
+    """Runs a model over sets of images and keeps the pooled features of the layers that are asked for."""
+
+    def __init__(self, anatomy: Anatomy, layer: str, pooling: Pooling) -> None:
+        if layer not in ("last", "blocks", "all"):
+            raise ConfigError(f"got layer={layer!r}; expected 'last', 'blocks' or 'all'")
+        self.anatomy = anatomy
+        self.pooling = pooling
+        depth = len(anatomy.blocks)
+        self.blocks = {f"block{i:02d}": anatomy.blocks[i] for i in (range(depth) if layer != "last" else [depth - 1])}
+        inside = [c for c in anatomy.components if c.role in BLOCK_ROLES and c.modules]
+        self.components: list[Component] = inside if layer == "all" else []
+        self.layers = sorted([*self.blocks, *(c.id for c in self.components)], key=_depth)
+
+    def collect(
+        self,
+        images: ImageSet,
+        preprocessing: Preprocessing,
+        device: torch.device,
+        *,
+        progress: Callable[[int], None] | None,
+    ) -> dict[str, Float[np.ndarray, "images width"]]:
+        """Return the features of a whole set by layer."""
+        parts: dict[str, list[np.ndarray]] = {name: [] for name in self.layers}
+        done = 0
+        for values, _ in evaluation_batches(images, preprocessing):
+            for name, pooled in self._pass(values.to(device)).items():
+                parts[name].append(pooled.float().cpu().numpy())
+            done += len(values)
+            if progress is not None:
+                progress(done)
+        return {name: np.concatenate(found) for name, found in parts.items()}
+
+    def _pass(self, values: Float[Tensor, "batch 3 height width"]) -> dict[str, Float[Tensor, "batch width"]]:
+        seen: dict[str, Tensor] = {}
+
+        def keep(name: str) -> Callable[..., None]:
+            return lambda module, args, output: seen.update({name: self._pooled(output, name, len(values))})
+
+        def listen(component: Component, given: Tensor, output: Tensor) -> None:
+            seen[component.id] = self._pooled(output, component.id, len(values))
+
+        with ExitStack() as stack:
+            for name, path in self.blocks.items():
+                handle = self.anatomy.module(path).register_forward_hook(keep(name))
+                stack.callback(handle.remove)
+            if self.components:
+                watch = stack.enter_context(listening(self.anatomy, self.components, listen, batch=len(values)))
+            self.anatomy.model(values)
+            if self.components:
+                watch.check()
+        if missing := set(self.layers) - set(seen):
+            raise MeasurementError(f"these layers gave no output in a forward pass: {', '.join(sorted(missing))}")
+        return seen
+
+    def _pooled(self, output: Any, name: str, batch: int) -> Float[Tensor, "batch width"]:
+        tokens = first_tensor(output, where=name)
+        if tokens.ndim < 3 or len(tokens) != batch:
+            raise MeasurementError(
+                f"{name} gave a tensor of shape {tuple(tokens.shape)}; expected ({batch}, tokens, width)"
+            )
+        tokens = tokens.flatten(1, -2)
+        return tokens[:, 0] if self.pooling == "cls" else tokens.mean(dim=1)
 
 
-class _block_outputs:
-    """Hands over the residual stream that leaves each of some blocks."""
-
-    def __init__(self, anatomy: Anatomy, blocks: Any, keep: Callable[[str, Tensor], None]) -> None:
-        self._modules = [(f"block{i:02d}", anatomy.module(anatomy.blocks[i])) for i in blocks]
-        self._keep = keep
-        self._handles: list[Any] = []
-
-    def __enter__(self) -> None:
-        for name, module in self._modules:
-            self._handles.append(module.register_forward_hook(self._hook(name)))
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def _hook(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
-        return lambda module, args, output: self._keep(name, first_tensor(output, where=name))
+def _depth(layer: str) -> tuple[str, int]:
+    """Sort a block's components by their order in it, and its output after them."""
+    block, _, role = layer.partition(".")
+    return block, list(BLOCK_ROLES).index(role) if role in BLOCK_ROLES else len(BLOCK_ROLES)
 
 
-def _row(anatomy: Anatomy, layer: str, by_split: dict[str, Features], data: ImageData) -> ProbeRow:
-    for split, values in by_split.items():
-        if not np.isfinite(values).all():
-            raise MeasurementError(f"{layer}: features of {split} images are not finite. Check weights for NaN.")
-    x = standardised(by_split)
-    best = max(
-        (_fitted(x["train"], data.train.labels, c, x["validation"], data.validation.labels) for c in STRENGTHS),
-        key=lambda fit: fit[0].accuracy,  # the first of equals: the smallest C
+def _probed(
+    layer: str,
+    features: Sequence[Float[np.ndarray, "images width"]],
+    labels: Sequence[Int64[np.ndarray, " images"]],
+    strengths: Sequence[float],
+) -> tuple[ProbeRow, list[str]]:
+    """Fit on train, choose on validation, score test."""
+    train, validation, test = _standardised(features, layer)
+    best: tuple[Score, float, LogisticRegression] | None = None
+    notes = []
+    model = LogisticRegression(max_iter=ITERATIONS, warm_start=True)  # each strength starts from the one before
+    for strength in sorted(strengths):
+        model.set_params(C=strength)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model.fit(train, labels[0])
+        if any(issubclass(w.category, ConvergenceWarning) for w in caught):
+            notes.append(f"{layer}: the fit with C={strength:g} did not converge in {ITERATIONS} iterations")
+        score = Score.from_labels(labels[1], model.predict(validation))
+        if best is None or score.correct > best[0].correct:
+            best = score, strength, _copy(model)
+    if best is None:
+        raise ConfigError("no strength to choose from: pass at least one C")
+    score, strength, chosen = best
+    if len(strengths) > 1 and strength == max(strengths):
+        notes.append(f"{layer}: C={strength:g} is at the upper edge of its grid; a larger one may be better")
+    block, _, role = layer.partition(".")
+    found = ProbeRow(
+        layer=layer,
+        role=role or "block",
+        block=int(block.removeprefix("block")),
+        width=train.shape[1],
+        strength=strength,
+        validation=score,
+        test=Score.from_labels(labels[2], chosen.predict(test)),
     )
-    validation, c, model, converged = best
-    test = Score.from_labels(data.test.labels, model.predict(x["test"]))
-    component = next((k for k in anatomy.components if k.id == layer), None)
-    block = component.block if component is not None else int(layer.removeprefix("block"))
-    return ProbeRow(layer, component.role if component else None, block or 0, c, converged, validation, test)
+    return found, notes
 
 
-def standardised(by_split: dict[str, Features]) -> dict[str, NDArray[np.float64]]:
-    """L2-normalise each image's features, then centre and scale each feature by its training mean and deviation.
-
-    A feature that is constant over the training images is centred only.
-
-    >>> x = standardised({"train": np.array([[3.0, 4.0], [0.0, 2.0]]), "test": np.array([[6.0, 8.0]])})
-    >>> x["train"].round(6).tolist(), x["test"].round(6).tolist()
-    ([[1.0, -1.0], [-1.0, 1.0]], [[1.0, -1.0]])
-    """
-    unit = {}
-    for split, values in by_split.items():
-        wide = values.astype(np.float64)
-        lengths = np.linalg.norm(wide, axis=1, keepdims=True)
-        unit[split] = wide / np.where(lengths > 0, lengths, 1.0)
-    mean, deviation = unit["train"].mean(0), unit["train"].std(0)
-    deviation = np.where(deviation > 1e-12, deviation, 1.0)
-    return {split: (values - mean) / deviation for split, values in unit.items()}
+def _copy(model: LogisticRegression) -> LogisticRegression:
+    """Freeze what a warm-started model has found so far: later fits write over its arrays."""
+    copy = LogisticRegression(C=model.C)
+    copy.classes_, copy.n_iter_ = model.classes_, model.n_iter_
+    copy.coef_, copy.intercept_ = model.coef_.copy(), model.intercept_.copy()
+    copy.n_features_in_ = model.n_features_in_
+    return copy
 
 
-def _fitted(
-    x: NDArray[np.float64], labels: NDArray[np.int64], c: float, x_val: NDArray[np.float64], val: NDArray[np.int64]
-) -> tuple[Score, float, Any, bool]:
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # said once, in the result
-        model = LogisticRegression(C=c, max_iter=ITERATIONS).fit(x, labels)
-    converged = int(np.max(model.n_iter_)) < ITERATIONS
-    return Score.from_labels(val, model.predict(x_val)), c, model, converged
+def _standardised(
+    features: Sequence[Float[np.ndarray, "images width"]], layer: str
+) -> list[Float[np.ndarray, "images width"]]:
+    """Scale every vector to length 1, then every feature to mean 0 and deviation 1 over the training images."""
+    unit = []
+    for found in features:
+        if not np.isfinite(found).all():
+            raise MeasurementError(f"{layer}: features are not finite; check images and weights for NaN")
+        length = np.linalg.norm(found.astype(np.float64), axis=1, keepdims=True)
+        unit.append(found / np.where(length > 0, length, 1.0))
+    mean, deviation = unit[0].mean(0), unit[0].std(0)
+    # A feature that does not vary is left at zero, rounding included.
+    deviation = np.where(deviation > 1e-12, deviation, np.inf)
+    return [(u - mean) / deviation for u in unit]

@@ -23,6 +23,7 @@ from pliant.tuning.batches import TrainingBatches, evaluation_batches, preproces
 from pliant.tuning.checkpoint import Progression, read_checkpoint, write_checkpoint
 from pliant.tuning.classifier import renew_classifier
 from pliant.tuning.delta import delta_bytes
+from pliant.tuning.dynamics import Dynamics
 from pliant.tuning.environment import environment, forget_peak_memory, peak_memory
 from pliant.tuning.evaluate import Evaluation, evaluate, logits_of
 from pliant.tuning.guards import copies, write_back
@@ -45,6 +46,7 @@ def train(
     device: str = "auto",
     keep: bool = True,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    dynamics: int = 0,
 ) -> Record:
     """Train one cell from the model's weights and a new classifier; what is not chosen is frozen, and that is proved.
 
@@ -58,12 +60,13 @@ def train(
         data: with three splits.
         anatomy: of the model, where its family is not in the table.
         out: folder of the checkpoint that the run resumes from, if one is there; made when the first is written.
-        metrics: file for one row of metrics per evaluation (JSON lines).
+        metrics: file for one row of metrics per evaluation (JSON lines), and those of `dynamics`.
         progress: called after each step, see `Progress`.
         device: `auto`, `cpu`, `cuda` or `mps`.
         keep: whether the model keeps the chosen checkpoint's weights; without, it gets back those it came with
             (a race, the cells of a sweep). After an exception it always does.
         checkpoint_seconds: time between two checkpoints; 0 for one at each evaluation.
+        dynamics: steps from one row of gradient norms, update sizes and loss to the next (see `Dynamics`); 0 for none.
 
     Raises:
         TrainingError: a chosen tensor gets no gradient or did not move, a frozen one moved, the checkpoint in `out` is
@@ -73,6 +76,10 @@ def train(
         DataError: a split is empty.
     """
     data.require_splits()
+    if dynamics < 0 or (dynamics and metrics is None):
+        raise ConfigError(
+            f"got dynamics={dynamics}, metrics={metrics}; dynamics counts steps and is written to metrics"
+        )
     preprocessing = preprocessing_of(cell, loaded)
     _check_model(cell, loaded)
     found = anatomy or find_components(loaded.model)
@@ -85,7 +92,7 @@ def train(
             cell, loaded, data, preprocessing, chosen.selection, total=total, device=device, scratch=Path(scratch)
         )
         stack.callback(run.close)
-        run.go(out=out, metrics=metrics, progress=progress, checkpoint_seconds=checkpoint_seconds)
+        run.go(out=out, metrics=metrics, progress=progress, checkpoint_seconds=checkpoint_seconds, dynamics=dynamics)
         record = run.record()
         chosen.keep = keep
         return record
@@ -176,6 +183,7 @@ class _Run:
         metrics: Path | None,
         progress: Progress | None,
         checkpoint_seconds: float,
+        dynamics: int,
     ) -> None:
         """Train to the end, from the checkpoint in `out` if there is one."""
         if out is not None:
@@ -191,6 +199,8 @@ class _Run:
             if metrics is not None and first:
                 write = stack.enter_context(MetricLog(metrics, resume_at=run.step)).write
             keep = self._keeper(out if first else None, write, checkpoint_seconds)
+            if dynamics and metrics is not None and first:
+                self.trainer.add_callback(Dynamics(self.trainer, write, every=dynamics))
             watch = Watch(self.trainer, evaluate=self.validate, run=run, keep=keep, progress=progress)
             self.trainer.add_callback(watch)
             self.trainer.train()
