@@ -63,7 +63,46 @@ def test_mistakes_give_one_message_and_the_right_exit_code(arguments, code, mess
     assert shown.out == ""
 
 
-@pytest.mark.parametrize("command", ["tune", "anatomy", "measure"])
+def command_names() -> list[str]:
+    import pliant.cli.commands
+    from pliant.cli.app import app
+
+    assert pliant.cli.commands.__all__
+    return sorted(c.name or c.callback.__name__ for c in app.registered_commands if c.callback)
+
+
+@pytest.mark.parametrize("command", command_names())
 def test_help_has_an_example(command: str, capsys):
     assert run([command, "--help"]) == 0
-    assert f"Example: pliant {command}" in capsys.readouterr().out
+    assert f"Example: pliant {command}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_audit_finds_nothing_against_digits_and_a_bad_image_in_a_folder(tmp_path, capsys):
+    assert run(["audit"]) == 0
+    assert "nothing stands against training" in capsys.readouterr().out
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "broken.png").write_bytes(b"no image")
+    assert run(["audit", f"folder:{tmp_path}", "--json"]) == 1
+    rows = json.loads(capsys.readouterr().out)
+    assert sum("broken.png" in row["where"] for row in rows) == 2
+
+
+def test_advise_stops_before_training(tmp_path, capsys):
+    arguments = [
+        "advise",
+        "--train",
+        "40",
+        "--validation",
+        "30",
+        "--test",
+        "20",
+        "--race-steps",
+        "2",
+        "--batch-size",
+        "8",
+    ]
+    assert run([*arguments, "--budget", "5%", "--out", str(tmp_path / "o"), "--device", "cpu", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["chosen"] in ("ln1", "ln2")
+    assert not (tmp_path / "o" / "model").exists()

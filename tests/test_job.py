@@ -62,7 +62,9 @@ def test_everything_is_written(done):
     assert len(result["race"]["trials"]) >= 18
     assert result["chosen"] == result["race"]["chosen"] == done.chosen
     assert TuneConfig.from_json((done.folder / "config.json").read_bytes()).steps == 6
-    pd.testing.assert_frame_equal(read_measurement(done.folder / "measurement.parquet").frame, done.measurement.frame)
+    pd.testing.assert_frame_equal(
+        read_measurement(done.folder / "measurement.parquet").frame, done.advice.measurement.frame
+    )
 
 
 def test_the_saved_model_scores_what_the_result_says(done):
@@ -76,13 +78,14 @@ def test_the_saved_model_scores_what_the_result_says(done):
 
 def test_the_race_never_reads_the_test_images(done):
     records = Store(done.folder, create=False).records()
-    assert len(records) == len(done.race.trials) + 1
+    assert len(records) == len(done.advice.race.trials) + 1
     assert sum(r.test is not None for r in records) == 1
     assert {r.cell.steps for r in records if r.test is None} == {2}
 
 
 def test_the_same_call_goes_on_and_trains_nothing_again(done, folder, monkeypatch):
-    monkeypatch.setattr("pliant.job.run.train", lambda *a, **k: pytest.fail("trained again"))
+    for module in ("run", "advice"):
+        monkeypatch.setattr(f"pliant.job.{module}.train", lambda *a, **k: pytest.fail("trained again"))
     again = tune(folder, "digits", out=done.folder, device="cpu", **QUICK)
     assert again.record == done.record
     assert again.chosen == done.chosen
@@ -102,7 +105,7 @@ def test_a_foreign_folder_is_left_alone(folder, tmp_path):
 
 def test_a_given_set_trains_that_set_and_no_other(folder, tmp_path):
     found = tune(folder, "digits", out=tmp_path / "o", device="cpu", components="fc2+ln1", learning_rate=0.05, **QUICK)
-    assert found.race is None
+    assert found.advice.race is None
     assert found.chosen == "ln1+fc2"
     roles = {n.split(".")[-2] for n in found.record.trained_names}
     assert roles == {"layernorm_before", "fc2", "layernorm", "classifier"}
@@ -116,8 +119,8 @@ def test_a_given_set_trains_that_set_and_no_other(folder, tmp_path):
 
 def test_a_budget_excludes_candidates(folder, tmp_path):
     found = tune(folder, "digits", out=tmp_path / "o", device="cpu", budget="10%", **QUICK)
-    assert found.race is not None
-    assert {t.components for t in found.race.trials} == {"ln1", "ln2"}
+    assert found.advice.race is not None
+    assert {t.components for t in found.advice.race.trials} == {"ln1", "ln2"}
     assert (found.record.trained_parameters or 0) <= 0.1 * (found.record.total_parameters or 0)
 
 

@@ -4,6 +4,7 @@
 
     pliant.anatomy("bundled")                       # components, tensors, parameters
     pliant.measure("bundled", target="digits")      # plasticity
+    pliant.bounds("bundled", target="digits")       # how far each component can bend
     pliant.tune("bundled", "folder:photos")         # the main job
 
 The names below are the public ones; each is imported when it is first used, so `import pliant` is quick.
@@ -18,21 +19,26 @@ from pliant.terms import Preprocessing
 if TYPE_CHECKING:
     from pliant.components import Anatomy, Component, Family
     from pliant.data.audit import audit
-    from pliant.job import TuneResult, tune
+    from pliant.job import TuneResult, advise, tune
     from pliant.measuring import Measurement, measure
+    from pliant.measuring.bounds import bounds
+    from pliant.measuring.bounds_report import BoundsReport
     from pliant.measuring.subject import anatomy
     from pliant.models import Loaded, from_module
     from pliant.tuning import probe
 
 _HOMES = {
     "Anatomy": "pliant.components",
+    "BoundsReport": "pliant.measuring.bounds_report",
     "Component": "pliant.components",
     "Family": "pliant.components",
     "Loaded": "pliant.models",
     "Measurement": "pliant.measuring",
     "TuneResult": "pliant.job",
+    "advise": "pliant.job",
     "anatomy": "pliant.measuring.subject",
     "audit": "pliant.data.audit",
+    "bounds": "pliant.measuring.bounds",
     "from_module": "pliant.models",
     "measure": "pliant.measuring",
     "probe": "pliant.tuning",
@@ -41,6 +47,7 @@ _HOMES = {
 
 __all__ = [
     "Anatomy",
+    "BoundsReport",
     "Component",
     "Family",
     "Loaded",
@@ -48,8 +55,10 @@ __all__ = [
     "PliantError",
     "Preprocessing",
     "TuneResult",
+    "advise",
     "anatomy",
     "audit",
+    "bounds",
     "from_module",
     "measure",
     "probe",

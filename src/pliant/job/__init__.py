@@ -1,7 +1,8 @@
 """The main job as one function of plain arguments."""
 
+from pliant.job.advice import advise
 from pliant.job.config import TuneConfig
-from pliant.job.result import TuneResult
+from pliant.job.result import Advice, TuneResult
 from pliant.job.run import tune
 
-__all__ = ["TuneConfig", "TuneResult", "tune"]
+__all__ = ["Advice", "TuneConfig", "TuneResult", "advise", "tune"]

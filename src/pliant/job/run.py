@@ -1,30 +1,19 @@
-"""The steps of the main job: measure, choose, train, evaluate against the linear probe, save."""
+"""The main job: advice, then the training of what was chosen, its evaluation, the saved model."""
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from pliant import models
-from pliant.advising.budget import CANDIDATES, Budget, Candidate, candidate, within
-from pliant.advising.criteria import Evidence, agreement
-from pliant.advising.energy import energy_by_role, gradient_energy
-from pliant.advising.race import Race, run_race
-from pliant.components import find_components
-from pliant.data import ImageData, ImageSet, load
-from pliant.data.splits import stratified
-from pliant.errors import ConfigError, DivergedError, StoreError
+from pliant.errors import DivergedError
+from pliant.job.advice import Advisor
 from pliant.job.config import TuneConfig
 from pliant.job.result import TuneResult
-from pliant.job.tables import by_role_table, race_table, summary_note, summary_table
-from pliant.measuring import Measurement, measure
+from pliant.job.tables import summary_note, summary_table
 from pliant.measuring.subject import pick_device
-from pliant.runs import CellConfig, Claim, Record, Score, Store, write_atomically
+from pliant.runs import Record, write_atomically
 from pliant.talk import Silent, Talk
-from pliant.terms import BLOCK_ROLES, Role, parse_components
-from pliant.tuning import ProbeResult, probe, train
+from pliant.tuning import train
 
 
 def tune(
@@ -61,217 +50,18 @@ def tune(
     return _Job(config, out=out, device=pick_device(device), talk=talk or Silent()).run()
 
 
-class _Job:
-    """The steps of `tune`, and what they share."""
-
-    def __init__(self, config: TuneConfig, *, out: str | Path | None, device: str, talk: Talk) -> None:
-        self.config, self.device, self.talk = config, device, talk
-        self.roles: tuple[Role, ...] | None = (
-            None if config.components == "auto" else parse_components(config.components)
-        )
-        self.budget = None if config.budget is None else Budget.parse(config.budget)
-        config.cell(
-            components="mha", learning_rate=config.learning_rate or 1.0
-        )  # mistakes show before anything is loaded
-        prefix = config.cell(components="mha", learning_rate=1.0).name.split("-mha-")[0]
-        self.folder = Path(out) if out is not None else Path(f"pliant-{prefix}-{config.id}")
-        self.notes: list[str] = []
+class _Job(Advisor):
+    """The steps of `tune`."""
 
     def run(self) -> TuneResult:
         began = time.monotonic()
-        self._claim_folder()
-        self.data = self._load_data()
-        self.loaded = models.load(
-            self.config.model, classes=self.data.classes, image_size=self.config.image_size, seed=self.config.seed
-        )
-        self.anatomy = find_components(self.loaded.model)
-        candidates = self._candidates()
-        self._introduce()
-        measurement = self._measure()
-        found = self._probe()
-        energy = self._energy(candidates)
-        race = self._race(candidates, energy)
-        criteria = self._hold_to_race(race, measurement, energy)
-        chosen, rate, reason = self._choice(race, candidates)
-        record = self._train(chosen, rate)
-        result = TuneResult(
-            folder=self.folder,
-            chosen=chosen,
-            reason=reason,
-            record=record,
-            probe=found,
-            measurement=measurement,
-            energy=energy,
-            race=race,
-            criteria=criteria,
-            notes=tuple(self.notes),
-            seconds=time.monotonic() - began,
-        )
+        advice = self.advise()
+        record = self._train(advice.chosen, advice.learning_rate)
+        result = TuneResult(advice=advice, record=record, seconds=time.monotonic() - began)
         write_atomically(self.folder / "result.json", result.to_json())
         self.talk.table("Result", summary_table(result), note=summary_note(result))
         self.talk.say(f"Written to {self.folder}: model/, result.json, measurement.parquet, config.json, cells/")
         return result
-
-    def _claim_folder(self) -> None:
-        """Make the output folder, or go on in it if it is of this very configuration."""
-        path = self.folder / "config.json"
-        text = self.config.to_json()
-        if path.exists():
-            before = TuneConfig.from_json(path.read_bytes())
-            if before != self.config:
-                old, new = before.model_dump(), self.config.model_dump()
-                changed = [f"{key}: {old[key]!r} there, {new[key]!r} now" for key in new if old[key] != new[key]]
-                raise ConfigError(
-                    f"{self.folder} holds a run with another configuration ({'; '.join(changed)}). Choose another "
-                    "folder with --out; nothing is overwritten."
-                )
-            self.talk.say(f"Going on in {self.folder}: what is finished there is kept")
-        elif self.folder.exists() and any(self.folder.iterdir()):
-            raise ConfigError(
-                f"{self.folder} is not empty and holds no run of pliant. Choose another folder with --out."
-            )
-        self.store = Store(self.folder)
-        write_atomically(path, text)
-
-    def _load_data(self) -> ImageData:
-        c = self.config
-        with self.talk.bar(f"Reading {c.data}") as bar:
-            data = load(
-                c.data,
-                train=c.train,
-                validation=c.validation,
-                test=c.test,
-                seed=c.seed,
-                skip_unreadable=c.skip_unreadable,
-                progress=bar,
-            )
-        data.require_splits()
-        self.notes += data.notes
-        return data
-
-    def _candidates(self) -> tuple[Candidate, ...]:
-        sets = [parse_components(name) for name in CANDIDATES] if self.roles is None else [self.roles]
-        total = sum(p.numel() for p in self.loaded.model.parameters())
-        return within(tuple(candidate(self.anatomy, s) for s in sets), self.budget, total=total)
-
-    def _introduce(self) -> None:
-        d, p = self.data, self.loaded.preprocessing
-        self.notes += self.loaded.notes
-        self.talk.say(f"Data {d.name}: {len(d.classes)} classes; {_sizes(d)} images for training, validation, test")
-        self.talk.say(f"Model {self.loaded.name}: {self.anatomy.family.name}, {len(self.anatomy.blocks)} blocks")
-        if p is not None:
-            self.talk.say(
-                f"Images as the checkpoint expects: {p.height}×{p.width}, mean {p.mean}, std {p.std} ({p.origin})"
-            )
-        for note in self.notes:
-            self.talk.say(f"Note: {note}")
-        self.talk.table("Components", by_role_table(self.anatomy))
-
-    def _measure(self) -> Measurement:
-        source = self.config.source
-        if source is None and self.config.model == "bundled":
-            source = "fashion-sample"
-        with self.talk.bar("Measuring plasticity") as bar:
-            found = measure(
-                self.loaded,
-                source,
-                self.data.train,
-                convention="insitu",
-                items=self.config.measure_items,
-                seed=self.config.seed,
-                device=self.device,
-                progress=bar,
-            )
-        found.save(self.folder / "measurement.parquet")
-        pairs = f"{source} against {self.data.name}" if source else f"pairs within {self.data.name}"
-        self.talk.table(
-            "Plasticity",
-            found.by_role[["role", "plasticity", "stderr", "ci_low", "ci_high", "spread", "n_pairs"]],
-            note=f"in situ, all pairs, {pairs}; mean over blocks with its 95 % interval; spread: std over blocks",
-        )
-        return found
-
-    def _probe(self) -> ProbeResult:
-        with self.talk.bar("Linear probe") as bar:
-            found = probe(self.loaded, self.data, device=self.device, progress=bar)
-        self.talk.say(f"Linear probe: {_score(found.test)}")
-        return found
-
-    def _energy(self, candidates: tuple[Candidate, ...]) -> dict[str, float]:
-        if len(candidates) < 2 or self.loaded.preprocessing is None:
-            return {}
-        with self.talk.bar("Gradient energy") as bar:
-            table = gradient_energy(
-                self.anatomy,
-                _sample(self.data.train, self.config.energy_images, seed=self.config.seed),
-                self.loaded.preprocessing,
-                batch_size=self.config.batch_size,
-                device=self.device,
-                progress=bar,
-            )
-        return energy_by_role(table)
-
-    def _race(self, candidates: tuple[Candidate, ...], energy: Mapping[str, float]) -> Race | None:
-        c = self.config
-        if len(candidates) == 1 and c.learning_rate is not None:
-            return None
-        fixed = {x.components: (c.learning_rate,) for x in candidates} if c.learning_rate is not None else None
-        ordered = sorted(candidates, key=lambda x: -sum(energy.get(r, 0.0) for r in x.roles if r in BLOCK_ROLES))
-        short = min(c.race_steps, c.steps)
-        limit = min(c.race_validation, len(self.data.validation))
-        base = c.cell(
-            components="mha", learning_rate=1.0, steps=short, eval_every=short, validation=limit, read_test=False
-        )
-        chosen = _sample(self.data.validation, limit, seed=c.seed, purpose="validation")
-        data = ImageData(self.data.name, self.data.classes, self.data.train, chosen, self.data.test)
-        label = f"Race: {len(candidates)} component sets, runs of {short} steps"
-        with self.talk.bar(label) as bar:
-            race = run_race(
-                ordered,
-                base,
-                train=lambda cell: self._trial(cell, data),
-                fixed=fixed,
-                progress=lambda done, total, line: bar(done, total),
-            )
-        self.talk.table(
-            "Race", race_table(race), note=f"best of its learning rates after {short} steps; test images unread"
-        )
-        for warning in race.warnings:
-            self.talk.say(f"Note: {warning}")
-        self.notes += race.warnings
-        return race
-
-    def _hold_to_race(self, race: Race | None, measurement: Measurement, energy: Mapping[str, float]) -> pd.DataFrame:
-        if race is None or len(race.best) < 2:
-            return pd.DataFrame()
-        evidence = Evidence(
-            plasticity=dict(zip(measurement.by_role["role"], measurement.by_role["plasticity"], strict=True)),
-            energy=energy,
-            parameters={r: self.anatomy.count([r]) for r in BLOCK_ROLES if r in self.anatomy.roles},
-            seed=self.config.seed,
-        )
-        table = agreement(evidence, race.outcome)
-        values = pd.DataFrame(
-            [{"role": r, "plasticity": evidence.plasticity.get(r), "gradient energy": energy.get(r),
-              "parameters": evidence.parameters.get(r), "validation": race.outcome.get(r)} for r in BLOCK_ROLES]
-        )  # fmt: skip
-        self.talk.table("What was known before the race, beside its outcome", values)
-        self.talk.table(
-            "Do these orders agree with the race's?",
-            table[["criterion", "order", "same", "spearman", "p"]],
-            note="rank correlation over roles with the race's validation accuracy, p two-sided over all orders",
-        )
-        return table
-
-    def _choice(self, race: Race | None, candidates: tuple[Candidate, ...]) -> tuple[str, float, str]:
-        if race is None:
-            rate = self.config.learning_rate or 0.0
-            return candidates[0].components, rate, "component set and learning rate were given"
-        reason = race.reason
-        if self.roles is not None:
-            reason = f"the component set was given; the learning rate {race.learning_rate:g} was the best of its grid"
-        self.talk.say(f"Chosen: {race.chosen} at learning rate {race.learning_rate:g}, because {reason}")
-        return race.chosen, race.learning_rate, reason
 
     def _train(self, chosen: str, rate: float) -> Record:
         """Train the chosen set and save the model; its record says "done" only when the model is in place."""
@@ -295,27 +85,6 @@ class _Job:
             claim.finish(record)
         return _converged(record)
 
-    def _trial(self, cell: CellConfig, data: ImageData) -> Record:
-        """Train a cell of the race from the pretrained weights, unless the store has its record."""
-        if (known := self._known(cell)) is not None:
-            return known
-        with self._claimed(cell) as claim:
-            record = train(cell, self.loaded, data, device=self.device, keep=False)
-            claim.finish(record)
-        return record
-
-    def _known(self, cell: CellConfig) -> Record | None:
-        self.store.retry(cell)  # a cell that failed in an earlier call is tried again
-        return self.store.record(cell)
-
-    def _claimed(self, cell: CellConfig) -> Claim:
-        claim = self.store.claim(cell)
-        if claim is None:
-            raise StoreError(
-                f"{self.store.path(cell)} is being trained by another process. Wait for it, or choose another --out."
-            )
-        return claim
-
 
 def _converged(record: Record) -> Record:
     """Return a record that is done.
@@ -330,18 +99,3 @@ def _converged(record: Record) -> Record:
             f"not finite. Lower the learning rate, for instance --learning-rate {rate / 3:.1g}."
         )
     return record
-
-
-def _sample(images: ImageSet, count: int, *, seed: int, purpose: str = "sample") -> ImageSet:
-    if count >= len(images):
-        return images
-    chosen, _ = stratified(images.labels, count, seed=seed, purpose=purpose)
-    return images.subset(chosen)
-
-
-def _sizes(data: ImageData) -> str:
-    return " + ".join(f"{len(images):,}" for images in data.splits.values())
-
-
-def _score(score: Score) -> str:
-    return f"{score.accuracy:.1%} of {score.n} test images (95 % interval {score.ci_low:.1%} to {score.ci_high:.1%})"

@@ -38,7 +38,7 @@ def summary_table(result: TuneResult) -> pd.DataFrame:
     """Return the closing table: linear probe and chosen set, side by side."""
     record = result.record
     trained, total = record.trained_parameters or 0, record.total_parameters or 1
-    probe = {"method": "linear probe", "trained": "classifier only", **_accuracy(result.probe.test), "time": ""}
+    probe = {"method": "linear probe", "trained": "classifier only", **_accuracy(result.advice.probe.test), "time": ""}
     chosen = {
         "method": result.chosen,
         "trained": f"{trained:,} ({trained / total:.1%})",
