@@ -15,6 +15,9 @@ from rich.table import Table
 SHOW_AFTER = 2.0
 """Seconds after which a job that is not finished shows a progress bar."""
 
+SPEAK_EVERY = 60.0
+"""Seconds between two lines of progress where no bar can be drawn (a log file)."""
+
 
 class ConsoleTalk:
     """Prints what a job tells; to stderr where stdout is for data."""
@@ -36,7 +39,7 @@ class ConsoleTalk:
     @contextmanager
     def bar(self, label: str) -> Iterator[Callable[[int, int], None]]:
         """Show a bar that appears when the job takes longer than two seconds; a line at the end either way."""
-        began = time.monotonic()
+        began = spoke = time.monotonic()
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -49,10 +52,14 @@ class ConsoleTalk:
         started = False
 
         def update(done: int, total: int) -> None:
-            nonlocal started
-            if not started and time.monotonic() - began > SHOW_AFTER and self.console.is_terminal:
+            nonlocal started, spoke
+            now = time.monotonic()
+            if not started and now - began > SHOW_AFTER and self.console.is_terminal:
                 progress.start()
                 started = True
+            elif not self.console.is_terminal and now - spoke > SPEAK_EVERY:
+                spoke = now
+                self.say(f"{label}: {done:,} of {total:,} after {now - began:.0f} s")
             progress.update(task, completed=done, total=total)
 
         try:
