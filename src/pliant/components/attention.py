@@ -138,14 +138,20 @@ def _first_int(module: nn.Module, *names: str) -> int | None:
     return None
 
 
-def _output(anatomy: Anatomy, component: Component) -> tuple[Tensor, Tensor | None]:
-    last = anatomy.module(component.modules[-1])
+def output_projection(anatomy: Anatomy, component: Component) -> str | None:
+    """Return the full name of the module that takes the joined outputs of all heads; None if there is none."""
+    last = component.modules[-1]
     if len(component.modules) > 1:
-        return _linear(last)
-    for name in _OUTPUTS:
-        if (found := _submodule(last, name)) is not None:
-            return _linear(found)
-    raise AnatomyError(f"{component.id}: no output projection found in {type(last).__name__}.")
+        return last
+    return next((f"{last}.{name}" for name in _OUTPUTS if _submodule(anatomy.module(last), name) is not None), None)
+
+
+def _output(anatomy: Anatomy, component: Component) -> tuple[Tensor, Tensor | None]:
+    name = output_projection(anatomy, component)
+    if name is None:
+        kind = type(anatomy.module(component.modules[-1])).__name__
+        raise AnatomyError(f"{component.id}: no output projection found in {kind}.")
+    return _linear(anatomy.module(name))
 
 
 def _scale(inner: nn.Module, head_dim: int) -> float:

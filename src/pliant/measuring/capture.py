@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -22,6 +22,17 @@ Inputs = Tensor | Mapping[str, Tensor]
 
 Listener = Callable[[Component, Float[Tensor, "batch *tokens width"], Float[Tensor, "batch *tokens out"]], None]
 """Called with a component, its input and its output, once per forward pass."""
+
+
+@runtime_checkable
+class Visitor(Protocol):
+    """Is shown inputs and outputs of components at the moment they exist, so that it need not keep them."""
+
+    def enter(self, component: Component, tokens: Float[Tensor, "batch *tokens width"]) -> None:
+        """See the input of a component."""
+
+    def leave(self, component: Component, output: Float[Tensor, "batch *tokens out"]) -> None:
+        """See the output of a component: of a gated `fc1` the two halves, one after the other."""
 
 
 class StopForward(Exception):
@@ -124,7 +135,8 @@ def batch_size(inputs: Inputs) -> int:
 def observing(model: nn.Module) -> Iterator[None]:
     """Put a model into the state it is measured in, and back, whatever happens.
 
-    Evaluation mode, no gradients, no key-value cache, no masking of patches (MAE), global random state kept.
+    Evaluation mode, no gradients, no key-value cache, no masking of patches (MAE), global random state kept; matrix
+    products on a GPU in full float32.
     """
     training = [m for m in model.modules() if m.training]
     config = getattr(model, "config", None)
@@ -133,7 +145,7 @@ def observing(model: nn.Module) -> Iterator[None]:
     for name in changed:
         setattr(config, name, False if name == "use_cache" else 0.0)
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=_cuda_devices(model)):
+        with torch.no_grad(), torch.random.fork_rng(devices=_cuda_devices(model)), _full_precision():
             yield
     finally:
         for name, value in changed.items():
@@ -142,17 +154,47 @@ def observing(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """Keep TF32 out: its ten bits are too few for a difference of two activations."""
+    backends: list[Any] = [torch.backends.cuda.matmul, getattr(torch.backends.cudnn, "conv", None)]
+    settings = [b for b in backends if hasattr(b, "fp32_precision")] if torch.cuda.is_available() else []
+    was = [s.fp32_precision for s in settings]
+    try:
+        for setting in settings:
+            setting.fp32_precision = "ieee"
+        yield
+    finally:
+        for setting, value in zip(settings, was, strict=True):
+            setting.fp32_precision = value
+
+
 def _cuda_devices(model: nn.Module) -> list[torch.device]:
     return sorted({p.device for p in model.parameters() if p.device.type == "cuda"}, key=lambda d: d.index or 0)
 
 
 class Watch:
-    """Counts how often each component was seen, so that a hook that never fires is not taken for silence."""
+    """Counts how often each component was seen, so that a hook that never fires is not taken for silence.
+
+    Once a whole pass has been checked, later ones may end as soon as every component was seen: what comes after them
+    (a decoder, the logits of a language model) is not computed.
+    """
 
     def __init__(self, components: Iterable[Component]) -> None:
         """Expect each of these components once per pass."""
         self._components = tuple(components)
+        self._checked = False
         self.seen: Counter[str] = Counter()
+
+    def see(self, component: Component) -> None:
+        """Note that a component was left.
+
+        Raises:
+            StopForward: the pass has shown all that it is run for.
+        """
+        self.seen[component.id] += 1
+        if self._checked and len(self.seen) == len(self._components):
+            raise StopForward
 
     def check(self) -> None:
         """Check that every component was seen exactly once since the last check.
@@ -162,11 +204,26 @@ class Watch:
         """
         wrong = [f"{c.id} ({self.seen[c.id]} times)" for c in self._components if self.seen[c.id] != 1]
         self.seen.clear()
+        self._checked = True
         if wrong:
             raise MeasurementError(
                 f"in one forward pass these components were not seen exactly once: {', '.join(wrong)}. Shared, skipped "
                 "or fused blocks cannot be measured; turn off layer dropping, or pass a family row that fits the model."
             )
+
+
+@contextmanager
+def visiting(anatomy: Anatomy, components: Iterable[Component], visitor: Visitor) -> Iterator["Hooks"]:
+    """Show `visitor` each component's input and output while the model runs forward passes.
+
+    Windows of tokens are joined again, so all tensors have one row per item.
+    """
+    hooks = Hooks(anatomy, tuple(components), visitor)
+    try:
+        hooks.attach()
+        yield hooks
+    finally:
+        hooks.remove()
 
 
 @contextmanager
@@ -176,64 +233,99 @@ def listening(anatomy: Anatomy, components: Iterable[Component], listener: Liste
     Windows of tokens are joined again, so both tensors have one row per item: (batch, tokens, dim). The two halves of
     a gated `fc1` are joined along the last axis.
     """
-    chosen = tuple(components)
-    watch = Watch(chosen)
-    handles: list[Any] = []
-    try:
-        for component in chosen:
-            handles += _Tap(anatomy, component, listener, watch, batch).attach()
-        yield watch
-    finally:
-        for handle in handles:
-            handle.remove()
+    with visiting(anatomy, components, _Keeper(listener)) as hooks:
+        hooks.batch = batch
+        yield hooks.watch
 
 
-@dataclass
-class _Tap:
-    """The hooks of one component: its input where it is entered, its output where it is left."""
+class _Keeper:
+    """Keeps a component's input until its output is there, for a listener that needs both."""
 
-    anatomy: Anatomy
-    component: Component
-    listener: Listener
-    watch: Watch
-    batch: int
-
-    def __post_init__(self) -> None:
-        self._input: Tensor | None = None
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._inputs: dict[str, Tensor] = {}
         self._parts: list[Tensor] = []
 
-    def attach(self) -> list[Any]:
-        modules = [self.anatomy.module(name) for name in self.component.modules]
-        if self.component.role == "mha":  # a sequence: in at the first, out at the last
-            return [
-                modules[0].register_forward_pre_hook(self._enter, with_kwargs=True),
-                modules[-1].register_forward_hook(self._leave),
-            ]
-        return [modules[0].register_forward_pre_hook(self._enter, with_kwargs=True)] + [
-            m.register_forward_hook(self._leave) for m in modules
-        ]
+    def enter(self, component: Component, tokens: Tensor) -> None:
+        self._inputs[component.id] = tokens
 
-    def _rows(self, tokens: Tensor) -> Tensor:
-        if len(tokens) == self.batch:
-            return tokens
-        if self.anatomy.family.windowed and len(tokens) % self.batch == 0:
-            return tokens.reshape(self.batch, -1, tokens.shape[-1])
-        raise MeasurementError(
-            f"{self.component.id} got a tensor of shape {tuple(tokens.shape)} in a pass of {self.batch} items: its "
-            "first axis is not the batch, so its input cannot be told apart by item."
-        )
+    def leave(self, component: Component, output: Tensor) -> None:
+        self._parts.append(output)
+        if len(self._parts) == outputs_of(component):
+            joined = self._parts[0] if len(self._parts) == 1 else torch.cat(self._parts, dim=-1)
+            self._parts = []
+            self._listener(component, self._inputs.pop(component.id), joined)
 
-    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._input = self._rows(Call.of(args, kwargs, where=self.component.id).tokens)
 
-    def _leave(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
-        if self._input is None:
-            return
-        self._parts.append(self._rows(first_tensor(output, where=self.component.id)))
-        expected = 1 if self.component.role == "mha" else len(self.component.modules)
-        if len(self._parts) < expected:
-            return
-        joined = self._parts[0] if expected == 1 else torch.cat(self._parts, dim=-1)
-        entered, self._input, self._parts = self._input, None, []
-        self.watch.seen[self.component.id] += 1
-        self.listener(self.component, entered, joined)
+def outputs_of(component: Component) -> int:
+    """Return the number of tensors that a component gives: two for a gated `fc1`, else one."""
+    return 1 if component.role == "mha" else len(component.modules)
+
+
+class Hooks:
+    """The hooks of some components: where each is entered and left."""
+
+    def __init__(self, anatomy: Anatomy, components: tuple[Component, ...], visitor: Visitor) -> None:
+        """Attach nothing yet; `batch` is the number of items of the passes to come."""
+        self.anatomy = anatomy
+        self.watch = Watch(components)
+        self.batch = 0
+        self._components = components
+        self._visitor = visitor
+        self._left: Counter[str] = Counter()
+        self._handles: list[Any] = []
+
+    def attach(self) -> None:
+        """Attach all hooks."""
+        for component in self._components:
+            modules = [self.anatomy.module(name) for name in component.modules]
+            left = modules[-1:] if component.role == "mha" else modules  # a sequence: in at the first, out at the last
+            enter, leave = self._hooks(component)
+            self._handles.append(modules[0].register_forward_pre_hook(enter, with_kwargs=True))
+            self._handles += [m.register_forward_hook(leave) for m in left]
+
+    def remove(self) -> None:
+        """Remove all hooks."""
+        for handle in self._handles:
+            handle.remove()
+
+    def run(self, inputs: Inputs) -> None:
+        """Run one forward pass.
+
+        Raises:
+            MeasurementError: some component was not seen exactly once.
+        """
+        self.batch = batch_size(inputs)
+        run(self.anatomy.model, inputs)
+        self.watch.check()
+
+    def _hooks(self, component: Component) -> tuple[Callable[..., None], Callable[..., None]]:
+        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            tokens = Call.of(args, kwargs, where=component.id).tokens
+            self._visitor.enter(component, rows(self.anatomy, component.id, tokens, self.batch))
+
+        def leave(module: nn.Module, args: tuple[Any, ...], output: object) -> None:
+            tokens = first_tensor(output, where=component.id)
+            self._visitor.leave(component, rows(self.anatomy, component.id, tokens, self.batch))
+            self._left[component.id] += 1
+            if self._left[component.id] == outputs_of(component):
+                del self._left[component.id]
+                self.watch.see(component)
+
+        return enter, leave
+
+
+def rows(anatomy: Anatomy, where: str, tokens: Tensor, batch: int) -> Tensor:
+    """Return tokens with one row per item, windows of an item joined.
+
+    Raises:
+        MeasurementError: the first axis is not the batch.
+    """
+    if len(tokens) == batch:
+        return tokens
+    if anatomy.family.windowed and len(tokens) % batch == 0:
+        return tokens.reshape(batch, -1, tokens.shape[-1])
+    raise MeasurementError(
+        f"{where} got a tensor of shape {tuple(tokens.shape)} in a pass of {batch} items: its "
+        "first axis is not the batch, so its input cannot be told apart by item."
+    )

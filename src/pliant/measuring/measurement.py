@@ -41,6 +41,16 @@ distance over mean input distance); relative P · ρ_in/ρ_out with ρ the root 
 pairs counted, pairs dropped because their inputs were equal. `block` and `depth` count over all stages.
 """
 
+HEAD_COLUMNS = (
+    "component",
+    "role",
+    "block",
+    "head",
+    *COLUMNS[COLUMNS.index("plasticity") : COLUMNS.index("token_norm")],
+)
+HEAD_COLUMNS += COLUMNS[COLUMNS.index("n_source") :]
+"""Columns of `Measurement.heads`: as `COLUMNS`, for the output of one attention head before the output projection."""
+
 
 @dataclass(frozen=True)
 class Measurement:
@@ -56,6 +66,7 @@ class Measurement:
     frame: pd.DataFrame = field(repr=False)
     by_role: pd.DataFrame
     provenance: Mapping[str, Any] = field(repr=False)
+    heads: pd.DataFrame | None = field(default=None, repr=False)
 
     def save(self, path: str | Path) -> Path:
         """Write the table with its provenance as Parquet (`.parquet`), CSV (`.csv`) or JSON (`.json`).

@@ -1,0 +1,278 @@
+"""Exact shortcuts of the shared convention: the same distances from fewer operations (MATH.md, section 1).
+
+All components get the same tokens x there, so what depends on the tokens alone is done once for all blocks.
+
+linear map W    The bias cancels: ‖W(x − y)‖_F² = ⟨WᵀW, C⟩ with C = (x − y)ᵀ(x − y). C is formed once per pair and
+                serves every map; WᵀW once per map serves every pair. Both are symmetric: only the blocks of rows and
+                columns on and above the diagonal are formed. Where the inner product cancels, W(x − y) is computed.
+norm            The normalised tokens x̂ before gain γ and bias β are the same for every norm with the same ε:
+                ‖γ⊙(x̂ − ŷ)‖_F² = Σ_c γ_c² s_c with s_c = Σ_tokens (x̂ − ŷ)²_c.
+attention       q, k, v and softmax are computed per block and item, a few items at a time.
+
+Norms of outputs enter a measurement through their root mean square only; linear maps and norms return that for each.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import layer_norm, linear, rms_norm, scaled_dot_product_attention
+
+from pliant.numerics.geometry import Geometry, Pairing, geometry
+from pliant.numerics.rates import distances_matched, float64, norms
+
+BLOCKS = 4
+"""Blocks of rows that a symmetric matrix is cut into: 10 of 16 products are formed."""
+
+CANCELLING = 300.0
+"""‖WᵀW‖_F ‖C‖_F over their inner product, above which digits are lost and W(x − y) is computed instead."""
+
+_ELEMENTS = {"cpu": 1 << 21, "cuda": 1 << 27}
+"""Elements that are worked on at a time."""
+
+_HALF = (BLOCKS + 1) / (2 * BLOCKS)
+"""Share of a symmetric matrix that is formed."""
+
+
+@dataclass(frozen=True)
+class LinearMap:
+    """A linear map as `nn.Linear` stores it; tokens narrower than its input are padded with zeros."""
+
+    weight: Float[Tensor, "out dim_in"]
+    bias: Float[Tensor, " out"] | None
+
+
+@dataclass(frozen=True)
+class Norm:
+    """Gain and bias of a LayerNorm (`centred`) or RMSNorm."""
+
+    gain: Float[Tensor, " dim"] | None
+    bias: Float[Tensor, " dim"] | None
+    eps: float
+    centred: bool
+
+
+@dataclass(frozen=True)
+class SelfAttention:
+    """Softmax attention over the tokens, nothing else; rows of w_q, w_k, w_v and columns of w_o belong to heads."""
+
+    w_q: Float[Tensor, "q_features dim"]
+    w_k: Float[Tensor, "kv_features dim"]
+    w_v: Float[Tensor, "kv_features dim"]
+    w_o: Float[Tensor, "dim q_features"]
+    b_q: Float[Tensor, " q_features"] | None
+    b_k: Float[Tensor, " kv_features"] | None
+    b_v: Float[Tensor, " kv_features"] | None
+    b_o: Float[Tensor, " dim"] | None
+    heads: int
+    kv_heads: int
+    scale: float
+    causal: bool
+
+
+def linear_is_shorter(maps: Sequence[LinearMap], x: Float[Tensor, "items *tokens dim"], pairing: Pairing) -> bool:
+    """Tell whether the shortcut takes fewer multiplications than computing every output."""
+    items, dim = len(x), x.shape[-1]
+    tokens, outs = x[0].numel() // dim, sum(m.weight.shape[0] for m in maps)
+    groups = -(-len(maps) // _group_size(maps, x))
+    shortcut = _HALF * dim**2 * (outs + groups * tokens * (pairing.count(items) + items))
+    return shortcut < tokens * items * dim * outs
+
+
+def linear_geometries(
+    maps: Sequence[LinearMap], x: Float[Tensor, "items *tokens dim"], pairing: Pairing
+) -> Iterator[Geometry]:
+    """Yield the geometry of each map's outputs, in order.
+
+    >>> double, x = LinearMap(2 * torch.eye(3), torch.ones(3)), torch.tensor([[[3.0, 4.0, 0.0]], [[0.0, 0.0, 0.0]]])
+    >>> [found.distances.tolist() for found in linear_geometries([double], x, Pairing("matched", 1))]
+    [[10.0]]
+    """
+    tokens, step = x.reshape(len(x), -1, x.shape[-1]), _group_size(maps, x)
+    for start in range(0, len(maps), step):
+        yield from _linear_group(maps[start : start + step], tokens, pairing)
+
+
+def _group_size(maps: Sequence[LinearMap], x: Tensor) -> int:
+    """Maps whose WᵀW are held at a time: together they take at most as much memory as the tokens."""
+    return max(1, min(len(maps), int(x.numel() / (_HALF * x.shape[-1] ** 2))))
+
+
+def _linear_group(
+    maps: Sequence[LinearMap], x: Float[Tensor, "items tokens dim"], pairing: Pairing
+) -> Iterator[Geometry]:
+    items, tokens, dim = x.shape
+    weights = [m.weight[:, :dim] for m in maps]  # features beyond the tokens' own meet zeros
+    squares = x.new_empty(len(maps), sum((high - low) * (dim - low) for low, high in _bounds(dim)))
+    for at, weight in enumerate(weights):
+        squares[at] = _packed_square(weight, double=True)
+    i, j = (k.to(x.device) for k in pairing.indices(items))
+    found = [_linear_part(weights, squares, x[a] - x[b]) for a, b in zip(*_split((i, j), dim**2, x), strict=True)]
+    squared = torch.cat(found, dim=1) if found else float64(x.new_zeros(len(maps), 0))
+    power = _linear_part(weights, squares, x.reshape(1, -1, dim))[:, 0]
+    total = float64(x.sum(1)).sum(0)
+    for at, m in enumerate(maps):
+        sum_of_squares = power[at]
+        if m.bias is not None:
+            cross = float64(m.bias) @ (float64(weights[at]) @ total)
+            sum_of_squares = sum_of_squares + 2 * cross + items * tokens * float64(m.bias).square().sum()
+        yield _from_squares(squared[at], sum_of_squares, pairing, items)
+
+
+def _linear_part(
+    weights: Sequence[Tensor], squares: Float[Tensor, "maps packed"], a: Float[Tensor, "batch tokens dim"]
+) -> Float[Tensor, "maps batch"]:
+    """Squared Frobenius norms of W a for every map and every matrix a of the batch."""
+    gram = _packed_square(a)
+    inner = _inner_products(squares, gram)
+    sizes = torch.linalg.vector_norm(squares, dim=1)[:, None] * torch.linalg.vector_norm(gram, dim=1)
+    for at, item in (inner * CANCELLING <= sizes).nonzero().tolist():
+        inner[at, item] = norms((a[item] @ weights[at].T)[None])[0].square()
+    return inner
+
+
+def _packed_square(a: Float[Tensor, "*batch rows dim"], *, double: bool = False) -> Float[Tensor, "*batch packed"]:
+    """Return the blocks on and above the diagonal of aᵀa, row block by row block, as one vector.
+
+    With `double`, blocks above the diagonal count twice: the inner product of a doubled and a plain vector is that of
+    the two symmetric matrices.
+    """
+    parts = []
+    for low, high in _bounds(a.shape[-1]):
+        block = a[..., low:high].mT @ a[..., low:]
+        if double:
+            block[..., high - low :] *= 2
+        parts.append(block.flatten(-2))
+    return torch.cat(parts, dim=-1)
+
+
+def _bounds(dim: int) -> list[tuple[int, int]]:
+    return [(low, high) for low, high in pairwise(dim * k // BLOCKS for k in range(BLOCKS + 1)) if high > low]
+
+
+def _inner_products(
+    x: Float[Tensor, "n features"], y: Float[Tensor, "m features"], *, step: int = 1 << 14
+) -> Float[Tensor, "n m"]:
+    """Inner products of rows, summed in float64 over chunks of features."""
+    found = float64(x.new_zeros(len(x), len(y)))
+    for start in range(0, x.shape[1], step):
+        found += float64(x[:, start : start + step] @ y[:, start : start + step].T)
+    return found
+
+
+def norm_geometries(modules: Sequence[Norm], x: Float[Tensor, "items *tokens dim"], pairing: Pairing) -> list[Geometry]:
+    """Return the geometry of each norm's outputs, in order.
+
+    >>> norm = Norm(torch.tensor([3.0, 3.0]), None, 0.0, True)
+    >>> (found,) = norm_geometries([norm], torch.tensor([[[1.0, 2.0]], [[5.0, -5.0]]]), Pairing("matched", 1))
+    >>> round(found.distances.item() ** 2, 9)  # normalised to (-1, 1) and (1, -1)
+    72.0
+    """
+    tokens = x.reshape(len(x), -1, x.shape[-1])
+    kinds = {(m.eps, m.centred): m for m in modules}
+    sums = {kind: _normalised_sums(tokens, pairing, *kind) for kind in kinds}
+    found = []
+    for m in modules:
+        squares, first, second = sums[m.eps, m.centred]
+        gain = torch.ones_like(first) if m.gain is None else float64(m.gain)
+        sum_of_squares = gain.square() @ second
+        if m.bias is not None:
+            bias = float64(m.bias)
+            count = tokens.shape[0] * tokens.shape[1]
+            sum_of_squares = sum_of_squares + 2 * (gain * bias) @ first + count * bias.square().sum()
+        found.append(_from_squares(squares @ gain.square(), sum_of_squares, pairing, len(x)))
+    return found
+
+
+def _normalised_sums(
+    x: Float[Tensor, "items tokens dim"], pairing: Pairing, eps: float, centred: bool
+) -> tuple[Float[Tensor, "pairs dim"], Float[Tensor, " dim"], Float[Tensor, " dim"]]:
+    """Per feature: sum over tokens of the squared difference of each pair; sum and sum of squares over all tokens."""
+    items, tokens, dim = x.shape
+    i, j = (k.to(x.device) for k in pairing.indices(items))
+    squares = float64(x.new_zeros(len(i), dim))
+    first, second = (float64(x.new_zeros(dim)) for _ in range(2))
+    step = max(1, _ELEMENTS.get(x.device.type, _ELEMENTS["cpu"]) // (4 * items * dim))
+    for start in range(0, tokens, step):
+        part = x[:, start : start + step]
+        hat = layer_norm(part, (dim,), eps=eps) if centred else rms_norm(part, (dim,), eps=eps)
+        first += float64(hat.sum((0, 1)))
+        second += float64(hat.square().sum((0, 1)))
+        at = 0
+        for a, b in zip(*_split((i, j), 4 * hat.shape[1] * dim, x), strict=True):
+            squares[at : at + len(a)] += float64((hat[a] - hat[b]).square_().sum(1))
+            at += len(a)
+    return squares, first, second
+
+
+def _split(pairs: tuple[Tensor, Tensor], size: int, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """Cut the positions of pairs into parts, for `size` elements that come with each pair."""
+    step = max(1, _ELEMENTS.get(x.device.type, _ELEMENTS["cpu"]) // max(1, size))
+    i, j = (list(torch.split(k, step)) if len(k) else [] for k in pairs)
+    return i, j
+
+
+def _from_squares(
+    squared: Float[Tensor, " pairs"], sum_of_squares: Float[Tensor, ""], pairing: Pairing, items: int
+) -> Geometry:
+    root_mean_square = (sum_of_squares.clamp(min=0) / items).sqrt()
+    return Geometry(pairing.arranged(squared.sqrt(), items), root_mean_square.expand(items))
+
+
+def attention_heads(
+    attention: SelfAttention, x: Float[Tensor, "items tokens dim"]
+) -> Float[Tensor, "items tokens q_features"]:
+    """Return the outputs of all heads side by side, before the output projection."""
+    a = attention
+
+    def project(weight: Tensor, bias: Tensor | None, heads: int) -> Tensor:
+        return linear(x, weight, bias).view(*x.shape[:2], heads, -1).transpose(1, 2)
+
+    q, k, v = project(a.w_q, a.b_q, a.heads), project(a.w_k, a.b_k, a.kv_heads), project(a.w_v, a.b_v, a.kv_heads)
+    grouped = a.kv_heads != a.heads
+    out: Tensor = scaled_dot_product_attention(q, k, v, is_causal=a.causal, scale=a.scale, enable_gqa=grouped)
+    return out.transpose(1, 2).flatten(2)
+
+
+def attention_geometry(
+    attention: SelfAttention, x: Float[Tensor, "items tokens dim"], pairing: Pairing, *, per_head: bool = False
+) -> tuple[Geometry, list[Geometry]]:
+    """Return the geometry of attention's outputs and, if asked for, of each head's before the output projection.
+
+    Matched pairs are worked on a few at a time; for all pairs the outputs of a pass are held at once.
+    """
+    step = max(1, _ELEMENTS.get(x.device.type, _ELEMENTS["cpu"]) // max(1, 3 * x[:1].numel()))
+
+    def outputs(part: Tensor) -> Iterator[Tensor]:
+        heads = attention_heads(attention, part)
+        yield linear(heads, attention.w_o, attention.b_o)
+        if per_head:
+            yield from heads.view(*heads.shape[:-1], attention.heads, -1).unbind(-2)
+
+    if pairing.design == "matched":
+        sides = (torch.split(side, step) for side in (x[: pairing.source], x[pairing.source :]))
+        parts = [_between(outputs(a), outputs(b)) for a, b in zip(*sides, strict=True)]
+        found = [_concatenated(of_parts) for of_parts in zip(*parts, strict=True)]
+        return found[0], found[1:]
+    filled: list[Tensor] = []
+    for start in range(0, len(x), step):
+        for at, out in enumerate(outputs(x[start : start + step])):
+            if at == len(filled):
+                filled.append(out.new_empty(len(x), *out.shape[1:]))
+            filled[at][start : start + step] = out
+    measured = [geometry(out, pairing) for out in filled]
+    return measured[0], measured[1:]
+
+
+def _between(left: Iterator[Tensor], right: Iterator[Tensor]) -> list[Geometry]:
+    return [
+        Geometry(distances_matched(a, b), torch.cat([norms(a), norms(b)])) for a, b in zip(left, right, strict=True)
+    ]
+
+
+def _concatenated(parts: Sequence[Geometry]) -> Geometry:
+    """Join the pairs of some parts; norms come part by part, source before target."""
+    return Geometry(torch.cat([p.distances for p in parts]), torch.cat([p.norms for p in parts]))
