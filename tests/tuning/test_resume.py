@@ -1,6 +1,5 @@
+import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,11 +9,9 @@ from pliant.errors import StoreError, TrainingError
 from pliant.runs import CellConfig, Record, read_metrics
 from pliant.tuning import train
 from pliant.tuning.checkpoint import FILE
-from tuning.tiny_cells import cell, changed, data, loaded, state
+from tuning.tiny_cells import cell, changed, data, exit_of, in_child, loaded, state
 
-TESTS = Path(__file__).parents[1]
 DROPOUT = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.2}
-FREQUENT = {"checkpoint_seconds": 0.0}
 CELL = cell(components="full", steps=10, eval_every=2, augmentation="flip-crop", warmup_steps=2, batch_size=6)
 
 
@@ -23,13 +20,14 @@ class Killed(BaseException):
 
 
 def run(config: CellConfig, folder: Path | None, *, die_at: int | None = None, **options: object) -> Record:
-    def progress(step: int, steps: int, point: object) -> None:
+    def dying(step: int, steps: int, point: object) -> None:
         if step == die_at:
             raise Killed
 
     if folder is not None:
         options = {"out": folder / "checkpoint", "metrics": folder / "metrics.jsonl", **options}
-    return train(config, loaded(**DROPOUT), data(), progress=progress, device="cpu", **{**FREQUENT, **options})
+    options = {"progress": dying, "checkpoint_seconds": 0.0, **options}
+    return train(config, loaded(**DROPOUT), data(), device="cpu", **options)
 
 
 @pytest.fixture(scope="module")
@@ -83,24 +81,14 @@ def test_seconds_add_up_over_starts(tmp_path: Path):
     assert 1000 < run(CELL, tmp_path).seconds < 1100
 
 
-def test_killed_without_warning_it_resumes(tmp_path: Path, undisturbed: tuple):
-    code = f"""
-import os, signal, sys
-sys.path.insert(0, {str(TESTS)!r})
-from pathlib import Path
-import torch
-torch.set_num_threads({torch.get_num_threads()})
-from tuning import test_resume
-from pliant.tuning import train
-def progress(step, steps, point):
-    if step == 7:
-        os.kill(os.getpid(), signal.SIGKILL)
-out = Path({str(tmp_path)!r})
-train(test_resume.CELL, test_resume.loaded(**test_resume.DROPOUT), test_resume.data(), out=out / "checkpoint",
-      metrics=out / "metrics.jsonl", progress=progress, device="cpu", checkpoint_seconds=0)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a process to kill is started by fork")
+@pytest.mark.parametrize("moment", [1, 4, 7, 10])
+def test_killed_without_warning_it_resumes(tmp_path: Path, undisturbed: tuple, moment: int):
+    def kill_oneself(step: int, steps: int, point: object) -> None:
+        if step == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert exit_of(in_child(lambda: run(CELL, tmp_path, progress=kill_oneself))) == -signal.SIGKILL
     assert run(CELL, tmp_path).outcome() == undisturbed[0].outcome()
     assert read_metrics(tmp_path / "metrics.jsonl") == undisturbed[1]
 

@@ -229,17 +229,6 @@ def test_key_biases_may_have_a_zero_gradient_but_not_none():
             selection.verify_gradients()
 
 
-def test_key_biases_have_no_effect():
-    model = vit()
-    values = torch.randn(2, 3, 8, 8)
-    before = model(values).logits
-    inert = select(find_components(model), "mha").inert
-    with torch.no_grad():
-        for name in inert:
-            model.get_parameter(name).fill_(3.0)
-    assert torch.allclose(model(values).logits, before, atol=1e-5)
-
-
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.id)
 def test_no_inert_bias_of_any_family_has_a_gradient_beyond_rounding(sample: Sample):
     model = sample.model().double()
@@ -247,9 +236,9 @@ def test_no_inert_bias_of_any_family_has_a_gradient_beyond_rounding(sample: Samp
     with select(anatomy, "mha") as selection:
         inputs = sample.inputs(4)
         torch.autograd.backward(first(model(inputs.double() if sample.size else inputs)).square().sum())
-        for name in selection.inert:
-            gradient = selection.parameters[name].grad
-            assert gradient is None or gradient.abs().max() < 1e-8
+        for name, p in selection.parameters.items():
+            key_bias = name in selection.inert
+            assert p.grad is None or key_bias == (p.grad.abs().max().item() < 1e-9), name
 
 
 def test_unused_tensors_are_taken_out_by_proof():

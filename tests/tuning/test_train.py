@@ -1,20 +1,27 @@
 import math
+import os
+import socket
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
+import psutil
 import pytest
 import torch
 
+from families import SAMPLES, Sample
 from pliant.components import find_components
+from pliant.data import ImageData, ImageSet
 from pliant.errors import ConfigError, DataError, ModelError, TrainingError
-from pliant.models import from_module
+from pliant.models import Loaded, from_module
 from pliant.runs import CellConfig, Record
-from pliant.terms import BLOCK_ROLES
+from pliant.terms import BLOCK_ROLES, Preprocessing
 from pliant.tuning import Selection, batches, train
 from pliant.tuning.classifier import renew_classifier
 from pliant.tuning.evaluate import Evaluation
 from pliant.tuning.train import _Run
 from pliant.tuning.trainer import CellTrainer
-from tuning.tiny_cells import CLASSES, cell, changed, data, loaded, state
+from tuning.tiny_cells import CLASSES, cell, changed, data, exit_of, images, in_child, loaded, state
 
 
 def run(fields: dict[str, object] | CellConfig, *, model: object = None, **options: object) -> Record:
@@ -281,3 +288,79 @@ def test_trainer_says_nothing(capfd: pytest.CaptureFixture[str]):
     run({})
     captured = capfd.readouterr()
     assert captured.out == captured.err == ""
+
+
+def classifier_of(sample: Sample) -> tuple[Loaded, ImageData] | None:
+    """A family's sample with images for the classes that its classifier has; None if it has no classifier."""
+    model = sample.model()
+    heads = [n.rpartition(".")[0] for c in find_components(model).of("head") for n in c.parameters]
+    linear = [m for n, m in model.named_modules() if n in heads and isinstance(m, torch.nn.Linear)]
+    if not sample.size or not linear:
+        return None
+    names = tuple(f"class {i}" for i in range(linear[-1].out_features))
+    sets = []
+    for seed in range(3):
+        made = images(3 * len(names), seed=seed, size=sample.size)
+        sets.append(ImageSet(made.images, np.arange(len(made)) % len(names), names, made.origins))
+    size = Preprocessing(sample.size, sample.size, None, "bilinear", (0.5,) * 3, (0.5,) * 3, "made for tests")
+    return from_module(model, preprocessing=size), ImageData("made", names, *sets)
+
+
+@pytest.mark.parametrize("fields", [{"components": "full"}, {"components": "mha"}, {"method": "norms"}], ids=str)
+@pytest.mark.parametrize("sample", [s for s in SAMPLES if classifier_of(s)], ids=lambda s: s.id)
+def test_every_family_with_a_classifier_trains(sample: Sample, fields: dict[str, object]):
+    model, sets = classifier_of(sample)
+    before = state(model.model)
+    record = train(cell(**fields, steps=3), model, sets, device="cpu")
+    assert record.status == "done"
+    moved = changed(before, model.model)
+    assert moved <= set(record.trained_names)
+    assert all(n.endswith("bias") for n in set(record.trained_names) - moved)
+    parameters = dict(model.model.named_parameters())
+    assert record.frozen_tensors_unchanged >= len(parameters) - len(record.trained_names)
+
+
+def test_what_the_output_does_not_depend_on_is_noted():
+    sample = next(s for s in SAMPLES if s.id == "transformers_DINOv2/classifier")
+    model, sets = classifier_of(sample)
+    record = train(cell(components="emb"), model, sets, device="cpu", keep=False)
+    assert "dinov2.embeddings.mask_token" not in record.trained_names
+    assert "not trained, since the output does not depend on them: dinov2.embeddings.mask_token" in record.notes
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="two processes are started by fork")
+def test_a_cell_means_the_same_on_two_processes(tmp_path: Path):
+    """Data parallel: shares of every batch, gradients averaged, counts summed; one cell after another on one model."""
+    variants = ({"components": "mha"}, {"components": "full"}, {"method": "lora"})
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def work(rank: int) -> None:
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        model = loaded()
+        before = state(model.model)
+        for fields in variants:
+            record = run(fields, model=model, keep=False)
+            (tmp_path / f"{record.cell.variant}.{rank}").write_text(record.to_json())
+        assert not changed(before, model.model)
+
+    children = [in_child(lambda rank=rank: work(rank)) for rank in range(2)]
+    assert [exit_of(child) for child in children] == [0, 0]
+    for fields in variants:
+        alone = run(fields)
+        both = [Record.from_json((tmp_path / f"{alone.cell.variant}.{rank}").read_text()) for rank in range(2)]
+        assert both[0].outcome() == both[1].outcome()
+        assert both[0].environment["processes"] == 2
+        assert (both[0].test, both[0].best_step) == (alone.test, alone.best_step)
+        for a, b in zip(both[0].curve, alone.curve, strict=True):
+            assert a.train_loss == pytest.approx(b.train_loss, rel=1e-5)
+            assert a.validation_loss == pytest.approx(b.validation_loss, rel=1e-5)
+
+
+def test_memory_of_a_run_is_counted_from_its_own_start():
+    ballast = torch.ones(60_000_000)
+    del ballast
+    record = run({})
+    assert record.peak_memory_bytes < psutil.Process().memory_info().rss + 100 * 2**20

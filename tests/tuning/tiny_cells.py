@@ -1,5 +1,11 @@
 """A tiny model, a tiny data set and short cells: what the tests of training share."""
 
+import os
+import signal
+import traceback
+import warnings
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from transformers import ViTConfig, ViTForImageClassification
@@ -58,3 +64,27 @@ def state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 def changed(before: dict[str, torch.Tensor], model: torch.nn.Module) -> set[str]:
     """Names of the tensors that differ from before."""
     return {name for name, t in state(model).items() if not torch.equal(t, before[name])}
+
+
+def in_child(work: Callable[[], None]) -> int:
+    """Run something in a forked process, which is quick since everything is imported; return the process's id.
+
+    The child exits with 0 if `work` returns, with 1 if it raises, and dies after two minutes in any case.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads; the child uses none of theirs
+        child = os.fork()
+    if child:
+        return child
+    try:
+        signal.alarm(120)
+        work()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def exit_of(child: int) -> int:
+    """Wait for a process; return its exit status, or minus the number of the signal that killed it."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

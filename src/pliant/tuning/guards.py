@@ -26,7 +26,8 @@ def refuse_wrapped(model: nn.Module) -> None:
     wrapper = next((m for m in model.modules() if _WRAPPERS & {kind.__name__ for kind in type(m).__mro__}), None)
     if wrapper is None and torch.distributed.is_available() and torch.distributed.is_initialized():
         # A wrapper leaves no mark on the module that it holds, so the wrappers themselves are looked for.
-        held = (o for o in gc.get_objects() if isinstance(o, DistributedDataParallel))
+        # By type(): isinstance asks objects for their __class__, and some answer with a warning.
+        held = (o for o in gc.get_objects() if issubclass(type(o), DistributedDataParallel))
         wrapper = next((w for w in held if any(m is model for m in w.modules())), None)
     if wrapper is not None:
         raise TrainingError(
@@ -68,11 +69,11 @@ def largest(tensors: Iterable[Tensor]) -> list[float]:
 
 
 def key_biases(anatomy: Anatomy) -> frozenset[str]:
-    """Names of the parameters that are nothing but the key bias of a softmax attention.
+    """Names of the parameters that are nothing but an offset of all keys of a softmax attention.
 
-    Such a bias adds the same amount, q·b, to all logits of a query, and the softmax takes it out again: its gradient
+    Such a bias b adds the same amount, q·b, to all logits of a query, and the softmax takes it out again: its gradient
     is exactly zero but for rounding, so neither a zero gradient nor a bias that has not moved is a fault. Where keys
-    are rotated or normalised after the bias this does not hold, and none is named.
+    are normalised it is the norm's bias that this holds for; where they are rotated afterwards, for none.
     """
     names = {id(p): name for name, p in anatomy.model.named_parameters()}
     found = set()
@@ -83,8 +84,14 @@ def key_biases(anatomy: Anatomy) -> frozenset[str]:
             weights = attention_weights(anatomy, component)
         except AnatomyError:
             continue  # a layout without a known key bias
-        if not (weights.rotary or weights.qk_norm) and id(weights.b_k) in names:
-            found.add(names[id(weights.b_k)])
+        if weights.rotary:
+            continue
+        if weights.qk_norm:
+            inside = anatomy.module(component.modules[0]).named_modules()
+            biases = [getattr(m, "bias", None) for name, m in inside if name.rpartition(".")[2] == "k_norm"]
+        else:
+            biases = [weights.b_k]
+        found |= {names[id(b)] for b in biases if id(b) in names}
     return frozenset(found)
 
 

@@ -1,6 +1,7 @@
 """The one training loop: transformers' Trainer, quiet, with the guards and the choice of checkpoint hung into it."""
 
 import contextlib
+import gc
 import math
 import random
 from collections.abc import Callable, Iterator
@@ -61,6 +62,11 @@ class CellTrainer(Trainer):  # type: ignore[misc]  # transformers is untyped her
             self.optimizer.state.clear()
             self.optimizer.param_groups.clear()
         self.callback_handler.callbacks.clear()
+        if self.args.world_size > 1:
+            # The wrapper must be gone before the model is chosen from again.
+            self.model_wrapped = self.callback_handler.model = None
+            self.accelerator._models.clear()
+            gc.collect()
 
     def get_train_dataloader(self) -> Any:
         """Return the batches as they are: no worker processes, no sampler."""
