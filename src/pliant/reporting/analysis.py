@@ -1,0 +1,192 @@
+"""A store's runs, analysed: one series for each way of training, with choices, spreads and tests of `pliant.stats`."""
+
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from pliant.errors import ConfigError
+from pliant.reporting.chosen import chosen_table
+from pliant.reporting.material import Material
+from pliant.reporting.palette import in_order
+from pliant.runs.probes import ProbeKey, ProbeLine
+from pliant.stats import (
+    Choice,
+    Choices,
+    Comparison,
+    Robustness,
+    choose_learning_rates,
+    compare,
+    robustness,
+)
+from pliant.terms import BLOCK_ROLES
+
+CELL_FIELDS = (
+    "model", "optimizer", "momentum", "weight_decay", "clip_norm", "steps", "warmup_steps", "batch_size",
+    "accumulation", "eval_every", "precision", "augmentation", "crop_scale_min", "normalization", "image_size",
+    "train_limit", "validation_limit", "test_limit", "data_seed", "skip_unreadable", "model_fingerprint",
+    "lora_alpha", "lora_dropout",
+)  # fmt: skip
+"""Fields that may tell series apart, the most telling first."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """Cells that differ only in data, component set, learning rate and seed: what can be compared.
+
+    Attributes:
+        label: what sets it apart from other series ("sgd"); empty if there is one.
+        values: the fields behind the label.
+        runs: its cells as a table.
+        choices: learning rates by validation accuracy, and the accuracies they lead to.
+        chosen: what these choices led to (see `chosen_table`).
+        robustness: over learning rates and seeds.
+        scores: data sets x component sets, mean test accuracy; None if there is none.
+        comparison: tests of the scores; None without scores.
+        probes: data set to the linear probe's line.
+        plasticity: role to measured plasticity on the series' model; empty if it was not measured.
+        convention: of that measurement.
+        parameters: trained parameters by component set.
+        order: component sets in the order of charts and tables: full, then from the most plastic role down.
+    """
+
+    label: str
+    values: Mapping[str, Any]
+    runs: pd.DataFrame = field(repr=False)
+    choices: Choices = field(repr=False)
+    chosen: pd.DataFrame = field(repr=False)
+    robustness: Robustness = field(repr=False)
+    scores: pd.DataFrame | None = field(repr=False)
+    comparison: Comparison | None = field(repr=False)
+    probes: Mapping[str, ProbeLine] = field(repr=False)
+    plasticity: Mapping[str, float]
+    convention: str
+    parameters: Mapping[str, int]
+    order: list[str]
+
+    @property
+    def data(self) -> list[str]:
+        """Data sets, in the order of the cells."""
+        return [str(name) for name in self.runs["data"].drop_duplicates()]
+
+    def choice(self, data: str, variant: str) -> Choice | None:
+        """Return the choice for one data set and component set."""
+        return next((c for c in self.choices.choices if c.key == (data, variant)), None)
+
+
+def analyse(material: Material) -> tuple[Series, ...]:
+    """Split a store's runs into series and analyse each; none if no cell has read the test images.
+
+    Cells that were told not to read the test images (those of a race) are no part of a comparison.
+    """
+    runs = material.runs
+    if runs.empty or "read_test" not in runs.columns:
+        return ()
+    compared = runs[runs["read_test"].astype(bool)]
+    return tuple(_series(label, values, part, material) for label, values, part in split(compared))
+
+
+def split(runs: pd.DataFrame) -> Iterator[tuple[str, dict[str, Any], pd.DataFrame]]:
+    """Yield label, fields and cells of every series: model and optimiser, and whatever else two like cells differ in.
+
+    Fields that follow from the data set (steps, limits) do not split: within a data set they are the same.
+    """
+    if runs.empty:
+        return
+    by = [name for name in ("model", "optimizer") if runs[name].nunique(dropna=False) > 1]
+    cell = ["data", "variant", "learning_rate", "seed"]
+    for name in CELL_FIELDS:
+        if not runs.duplicated([*by, *cell]).any():
+            break
+        if name not in by and _tells_apart(runs, [*by, *cell], name):
+            by.append(name)
+    if not by:
+        yield "", {}, runs
+        return
+    for key, part in runs.groupby(by, sort=False, dropna=False):
+        values: dict[str, Any] = dict(zip(by, key, strict=True))
+        yield ", ".join(_shown(name, value) for name, value in values.items()), values, part
+
+
+def _tells_apart(runs: pd.DataFrame, cell: list[str], name: str) -> bool:
+    repeated = runs[runs.duplicated(cell, keep=False)]
+    return bool((repeated.groupby(cell, dropna=False)[name].nunique(dropna=False) > 1).any())
+
+
+def _shown(name: str, value: Hashable) -> str:
+    if name in ("model", "optimizer"):
+        return str(value)
+    return f"{name.replace('_', ' ')} {value}"
+
+
+def _series(label: str, values: dict[str, Any], runs: pd.DataFrame, material: Material) -> Series:
+    model = str(runs["model"].iloc[0])
+    choices = choose_learning_rates(runs)
+    try:
+        scores: pd.DataFrame | None = choices.scores()
+    except ConfigError:
+        scores = None
+    plasticity, convention = plasticity_of(material, model)
+    counted = runs.dropna(subset=["trained_parameters"]).groupby("variant", sort=False)["trained_parameters"].first()
+    parameters = {str(v): int(count) for v, count in counted.items()}
+    probes, order = _probes(runs, material), in_order(map(str, runs["variant"]), plasticity)
+    return Series(
+        label=label,
+        values=values,
+        runs=runs,
+        choices=choices,
+        chosen=chosen_table(choices.choices, runs, order=order, probes=probes, parameters=parameters),
+        robustness=robustness(runs),
+        scores=scores,
+        comparison=None if scores is None else _compare(scores, plasticity, convention, parameters),
+        probes=probes,
+        plasticity=plasticity,
+        convention=convention,
+        parameters=parameters,
+        order=order,
+    )
+
+
+def _probes(runs: pd.DataFrame, material: Material) -> dict[str, ProbeLine]:
+    """Return the probe of each data set that saw the same images of the same model as the series' cells."""
+    lines = {line.key: line for line in material.probes}
+    here = set(runs["id"])
+    keys = {r.cell.data: ProbeKey.of(r.cell) for r in material.records if r.cell.id in here}
+    return {data: lines[key] for data, key in keys.items() if key in lines}
+
+
+def plasticity_of(material: Material, model: str) -> tuple[dict[str, float], str]:
+    """Return plasticity by role of a model, from the first measurement of it, and that measurement's convention."""
+    for _, measurement in material.measurements:
+        if str(measurement.provenance.get("model")) == model:
+            roles = measurement.by_role
+            values = dict(zip(roles["role"].astype(str), roles["plasticity"].astype(float), strict=True))
+            return values, str(measurement.provenance.get("convention", ""))
+    return {}, ""
+
+
+def _compare(
+    scores: pd.DataFrame, plasticity: Mapping[str, float], convention: str, parameters: Mapping[str, int]
+) -> Comparison:
+    roles = [str(c) for c in scores.columns if str(c) in BLOCK_ROLES]
+    criteria = {f"plasticity ({convention})": plasticity} if plasticity else {}
+    families = {str(name): family_of(str(name)) for name in scores.index}
+    return compare(
+        scores,
+        families=families,
+        criteria=criteria,
+        parameters={r: parameters[r] for r in roles if r in parameters} or None,
+    )
+
+
+def family_of(data: str) -> str:
+    """Return the family of a data set: those that share images are one row of a test.
+
+    >>> family_of("cifar10-c-snow"), family_of("domainnet-clipart"), family_of("pet")
+    ('cifar10', 'domainnet', 'pet')
+    """
+    name = data.partition(":")[0]
+    if name.startswith("cifar10-c-"):
+        return "cifar10"
+    return "domainnet" if name.startswith("domainnet-") else data

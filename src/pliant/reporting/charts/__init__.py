@@ -1,0 +1,54 @@
+"""Charts: for each a function that computes its data, and one that draws them."""
+
+from pliant.reporting.charts.accuracy import (
+    accuracy_and_cost,
+    accuracy_by_set,
+    criterion_and_outcome,
+    draw_accuracy,
+    draw_cost,
+    draw_criterion,
+    draw_gain,
+    draw_robustness,
+    gain_by_set,
+    robustness_boxes,
+)
+from pliant.reporting.charts.components import (
+    bounds_beside_measured,
+    draw_bounds,
+    draw_plasticity_by_depth,
+    draw_plasticity_by_role,
+    draw_probe_by_depth,
+    plasticity_by_depth,
+    plasticity_by_role,
+    probe_by_depth,
+)
+from pliant.reporting.charts.ranks import draw_ranks, rank_diagram
+from pliant.reporting.charts.training import draw_race, draw_training, race_trials, steps_to_loss, training_curves
+
+__all__ = [
+    "accuracy_and_cost",
+    "accuracy_by_set",
+    "bounds_beside_measured",
+    "criterion_and_outcome",
+    "draw_accuracy",
+    "draw_bounds",
+    "draw_cost",
+    "draw_criterion",
+    "draw_gain",
+    "draw_plasticity_by_depth",
+    "draw_plasticity_by_role",
+    "draw_probe_by_depth",
+    "draw_race",
+    "draw_ranks",
+    "draw_robustness",
+    "draw_training",
+    "gain_by_set",
+    "plasticity_by_depth",
+    "plasticity_by_role",
+    "probe_by_depth",
+    "race_trials",
+    "rank_diagram",
+    "robustness_boxes",
+    "steps_to_loss",
+    "training_curves",
+]

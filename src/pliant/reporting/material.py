@@ -1,0 +1,233 @@
+"""What a folder holds that can be reported: cells and probes of a store, the result of the main job, measurements.
+
+Nothing that is missing or damaged stops a report: it becomes a sentence in `problems`. Only a folder that holds nothing
+to report at all is refused.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import pandas as pd
+
+from pliant.errors import DataError, PliantError
+from pliant.measuring.files import read_measurement
+from pliant.measuring.measurement import Measurement
+from pliant.runs import Record, Store, record_table
+from pliant.runs.probes import ProbeLine, read_probes
+
+Kind = Literal["sweep", "tune", "measurement"]
+Read = TypeVar("Read")
+
+TABLE_SUFFIXES = (".parquet", ".csv")
+
+
+@dataclass(frozen=True)
+class Material:
+    """Everything that a report is made of.
+
+    Attributes:
+        kind: what was asked: a sweep of cells, the main job, or a measurement.
+        path: the folder or file that was given.
+        records: of cells that are done (diverged ones too) or failed.
+        runs: these as a table (see `record_table`).
+        states: number of cells by state: done, diverged, failed, running, missing.
+        probes: linear probes of a store.
+        measurements: what was measured, each with the name of its file.
+        bounds: tables of bounds, with a column `model`; empty if there are none.
+        layers: accuracy of a probe after every component, with a column `data`; empty if there is none.
+        landscapes: what `pliant landscape` wrote.
+        result: of the main job, as in result.json.
+        config: of the main job, as in config.json.
+        problems: what could not be read.
+    """
+
+    kind: Kind
+    path: Path
+    records: tuple[Record, ...] = field(default=(), repr=False)
+    runs: pd.DataFrame = field(default_factory=pd.DataFrame, repr=False)
+    states: Mapping[str, int] = field(default_factory=dict)
+    probes: tuple[ProbeLine, ...] = field(default=(), repr=False)
+    measurements: tuple[tuple[str, Measurement], ...] = field(default=(), repr=False)
+    bounds: pd.DataFrame = field(default_factory=pd.DataFrame, repr=False)
+    layers: pd.DataFrame = field(default_factory=pd.DataFrame, repr=False)
+    landscapes: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+    result: Mapping[str, Any] | None = field(default=None, repr=False)
+    config: Mapping[str, Any] | None = field(default=None, repr=False)
+    problems: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What the report is of, in a word."""
+        return self.path.resolve().name
+
+    @property
+    def components(self) -> pd.DataFrame:
+        """All measured components with the label of their measurement in `model`; empty if nothing was measured."""
+        frames = [m.frame.assign(model=label) for label, m in self.labelled]
+        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+    @property
+    def labelled(self) -> tuple[tuple[str, Measurement], ...]:
+        """Measurements with a label that tells them apart: model, data, convention; the file where these are alike."""
+        labels = [_label(m) for _, m in self.measurements]
+        twice = {label for label, count in Counter(labels).items() if count > 1}
+        names = [name for name, _ in self.measurements]
+        return tuple(
+            (f"{label} ({name})" if label in twice else label, m)
+            for label, name, (_, m) in zip(labels, names, self.measurements, strict=True)
+        )
+
+
+def _label(measurement: Measurement) -> str:
+    about = measurement.provenance
+    sides = [str(about[side]) for side in ("source", "target") if about.get(side)]
+    return f"{about.get('model', 'model')}: {' against '.join(sides)}, {about.get('convention', '?')}"
+
+
+def read(path: str | Path) -> Material:
+    """Read what a folder (or the file of a measurement) holds.
+
+    Raises:
+        DataError: nothing there, or nothing that can be reported; says what was expected.
+    """
+    path = Path(path)
+    if path.is_file():
+        return _file(path)
+    if not path.is_dir():
+        raise DataError(
+            f"{path}: no such folder or file; expected a store of runs, a folder of `pliant tune`, or a table."
+        )
+    problems: list[str] = []
+    records, states = _cells(path, problems)
+    result = _json(path / "result.json", problems)
+    found = Material(
+        kind="tune" if result is not None and "chosen" in result else "sweep" if records or states else "measurement",
+        path=path,
+        records=records,
+        runs=record_table(records),
+        states=states,
+        probes=read_probes(path),
+        measurements=tuple(_tables(path, "measurement", read_measurement, problems)),
+        bounds=_joined(_tables(path, "bounds", _bounds, problems), "model"),
+        layers=_joined(_tables(path, "probe", _frame, problems), "data"),
+        landscapes=tuple(v for _, v in _tables(path, "landscape", _landscape, problems, suffixes=(".json",))),
+        result=result,
+        config=_json(path / "config.json", problems),
+        problems=tuple(problems),
+    )
+    if found.kind == "measurement" and not any(
+        (found.measurements, len(found.bounds), len(found.layers), found.landscapes)
+    ):
+        reason = f" What is there cannot be read: {' '.join(problems)}" if problems else ""
+        raise DataError(
+            f"{path} holds nothing to report: expected cells/ (a store of runs), result.json (of `pliant tune`), or "
+            f"measurement.parquet.{reason}"
+        )
+    return found
+
+
+def _cells(path: Path, problems: list[str]) -> tuple[tuple[Record, ...], dict[str, int]]:
+    """Read a store's records and count its cells by state."""
+    if not (path / "cells").is_dir():
+        return (), {}
+    store = Store(path, create=False)
+    entries = store.entries()
+    problems += store.problems()
+    states = Counter(
+        "diverged" if e.record is not None and e.record.status == "diverged" else str(e.state) for e in entries
+    )
+    return tuple(e.record for e in entries if e.record is not None), dict(states)
+
+
+def _json(path: Path, problems: list[str]) -> Mapping[str, Any] | None:
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        problems.append(f"{path.name} cannot be read ({error}).")
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _tables(
+    folder: Path,
+    stem: str,
+    reader: Callable[[Path], Read],
+    problems: list[str],
+    *,
+    suffixes: Iterable[str] = (*TABLE_SUFFIXES, ".json"),
+) -> list[tuple[str, Read]]:
+    """Read every file of the folder whose name begins with a word."""
+    found = []
+    for path in sorted(folder.glob(f"{stem}*")):
+        if path.suffix in suffixes and path.is_file() and not path.name.endswith(".provenance.json"):
+            try:
+                found.append((path.name, reader(path)))
+            except PliantError as error:
+                problems.append(str(error))
+    return found
+
+
+def _frame(path: Path) -> pd.DataFrame:
+    try:
+        if path.suffix == ".parquet":
+            return pd.read_parquet(path)
+        if path.suffix == ".csv":
+            return pd.read_csv(path, comment="#")
+        rows = json.loads(path.read_bytes())
+        return pd.DataFrame(rows if isinstance(rows, list) else rows.get("components", rows.get("rows", [])))
+    except (OSError, ValueError, AttributeError) as error:
+        raise DataError(f"{path.name} is no table that can be read ({error}).") from error
+
+
+def _file(path: Path) -> Material:
+    """Read one file: a measurement, or else bounds."""
+    try:
+        return Material("measurement", path, measurements=((path.name, read_measurement(path)),))
+    except DataError as error:
+        try:
+            bounds = _bounds(path)
+        except DataError:
+            raise error from None
+        return Material(
+            "measurement", path, bounds=bounds if "model" in bounds.columns else bounds.assign(model=path.stem)
+        )
+
+
+def _bounds(path: Path) -> pd.DataFrame:
+    """Read a table of bounds; in JSON, the published ones are a table of their own, and the model is named."""
+    if path.suffix != ".json":
+        found = _frame(path)
+    else:
+        try:
+            parts = json.loads(path.read_bytes())
+            found = pd.DataFrame([*parts["components"], *(parts.get("paper") or [])])
+            about = parts.get("provenance") or {}
+            if "model" in about:
+                found = found.assign(model=f"{about['model']}: {about.get('convention', '')}".rstrip(": "))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{path.name} holds no bounds that can be read ({error}).") from error
+    if "bound" not in found.columns:
+        raise DataError(f"{path.name} holds no bounds: it has no column `bound`.")
+    return found
+
+
+def _landscape(path: Path) -> Mapping[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+        if not isinstance(value, dict) or "surfaces" not in value:
+            raise ValueError("no surfaces in it")
+        return value
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path.name} is no landscape ({error}).") from error
+
+
+def _joined(tables: Iterable[tuple[str, pd.DataFrame]], column: str) -> pd.DataFrame:
+    """Put tables of one kind together; a table without `column` gets its file's name there."""
+    frames = [t if column in t.columns else t.assign(**{column: name.rsplit(".", 1)[0]}) for name, t in tables]
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()

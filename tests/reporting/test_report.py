@@ -1,0 +1,360 @@
+import json
+import re
+import shutil
+
+import pandas as pd
+import pytest
+
+from pliant.errors import DataError, UnknownNameError
+from pliant.reporting import page as page_module
+from pliant.reporting import report
+from pliant.reporting.analysis import analyse, family_of, split
+from pliant.reporting.claims import claims
+from pliant.reporting.findings import answer, asked, warnings
+from pliant.reporting.material import read
+from pliant.reporting.model_sections import step_rows
+from pliant.reporting.page import embedded
+from pliant.reporting.report import sections
+from pliant.runs import record_table
+from reporting import synthetic
+from reporting.browser import Browser, chromium
+
+EVIL = "<script>alert(1)</script>"
+
+
+@pytest.fixture
+def no_scripts(monkeypatch):
+    """Vega's scripts take seconds to put together; only a browser needs them."""
+    monkeypatch.setattr(page_module, "bundle", lambda: "")
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    """The cells of the recipe `digits`, with probe, measurement and gradient norms."""
+    folder = tmp_path_factory.mktemp("stores") / "digits-sweep"
+    planned = synthetic.cells()
+    synthetic.store(folder, planned, metrics=True)
+    synthetic.probe(folder, planned[0])
+    synthetic.measurement().save(folder / "measurement.parquet")
+    return folder
+
+
+def words(folder) -> str:
+    """Everything that a report says, without writing it."""
+    material = read(folder)
+    series = analyse(material)
+    said = [asked(material, series), answer(material, series), *warnings(material, series)]
+    for section in sections(material, series):
+        said += [section.title, section.lead, *section.absent, *(f.note for f in section.figures)]
+        said += [cell for table in section.tables for row in table.rows for cell in row]
+    text = "\n".join(said)
+    assert not re.search(r"\b(nan|inf|NaN|None)\b|<NA>", text), text
+    return text
+
+
+class TestSweep:
+    def test_answer_and_sections(self, sweep):
+        material = read(sweep)
+        (series,) = analyse(material)
+        assert material.kind == "sweep"
+        assert material.states == {"done": 84}
+        assert series.order == ["full", "mha", "fc1", "fc2", "ln2", "ln1", "emb"]
+        assert asked(material, [series]).endswith("84 runs over 4 learning rates and 3 seeds.")
+        said = answer(material, [series])
+        assert re.match(r"On digits, full validates best; it gets 9\d\.\d% ± \d\.\d points \(std over 3 seeds\)", said)
+        assert "the best single component, mha" in said
+        assert said.endswith("the linear probe 70.0%.")
+        titles = [s.title for s in sections(material, [series])]
+        assert titles == [
+            "Accuracy", "Tests over data sets", "Does plasticity order the outcome?", "Robustness", "Cost", "Training",
+            "The paper's claims", "Plasticity", "All runs", "Provenance",
+        ]  # fmt: skip
+        figures = [f.name for s in sections(material, [series]) for f in s.figures]
+        assert len(set(figures)) == len(figures) == 8
+
+    def test_one_data_set_says_what_tests_need(self, sweep):
+        text = words(sweep)
+        assert "the Friedman test needs at least 2 data sets, got 1 (digits)" in text
+
+    def test_claims(self, sweep):
+        material = read(sweep)
+        (series,) = analyse(material)
+        found = {c.text[:2]: c for c in claims(series, step_rows(series, material))}
+        assert found["1."].verdict == "holds"
+        assert found["1."].evidence == "measured mha 1.30 > fc1 1.20 > fc2 1.10 > ln2 0.60 > ln1 0.50."
+        assert found["2a"].verdict == "holds"
+        assert found["3a"].verdict == "holds"
+        assert "n = 3" in found["4."].evidence
+        bare = claims(series, step_rows(series, material).iloc[:0])
+        assert {c.verdict for c in bare if c.text.startswith("3")} == {"cannot be told"}
+
+    def test_page_and_files(self, sweep, tmp_path, no_scripts):
+        folder = tmp_path / "copy"
+        shutil.copytree(sweep, folder)
+        done = []
+        page = report(folder, charts=["svg"], tables=True, progress=lambda *step: done.append(step))
+        assert page == folder / "report.html"
+        assert page.stat().st_size < 1_000_000
+        names = {p.name for p in (folder / "report").iterdir()}
+        assert {"accuracy.svg", "training.svg", "results.tex", "results.md", "results.csv", "claims.md"} <= names
+        assert done[-1][0] == done[-1][1] == len(done)
+        assert report(folder) == page, "a second report replaces the first"
+        assert synthetic.Store(folder).problems() == ()
+
+    def test_unknown_format_before_any_work(self, sweep):
+        with pytest.raises(UnknownNameError, match="unknown format of charts 'jpg'"):
+            report(sweep, charts=["jpg"])
+
+
+class TestSeries:
+    def test_several_data_sets_and_optimisers(self, tmp_path):
+        data = ("cifar10", "cifar10-c-snow", "pet", "flowers102")
+        sets = ("full", "mha", "fc1", "ln1")
+        planned = synthetic.cells(data=data, variants=sets, seeds=(0, 42), rates=(0.03, 0.1, 0.3))
+        planned += synthetic.cells(data=data[:2], variants=("mha", "ln1"), seeds=(0,), rates=(1e-3,), optimizer="adamw")
+        synthetic.store(tmp_path, planned)
+        material = read(tmp_path)
+        sgd, adamw = analyse(material)
+        assert (sgd.label, adamw.label) == ("sgd", "adamw")
+        assert sgd.comparison.n == 4
+        assert sgd.comparison.families.n == 3
+        assert "mean rank" in answer(material, [sgd, adamw])
+        assert "on 3 families" in answer(material, [sgd, adamw])
+        names = [f.name for s in sections(material, [sgd, adamw]) for f in s.figures]
+        assert {"accuracy-sgd", "accuracy-adamw", "ranks-sgd", "ranks-families-sgd", "robustness"} <= set(names)
+        (robust,) = [f for s in sections(material, [sgd, adamw]) for f in s.figures if f.name == "robustness"]
+        assert robust.panels[0].title == "all data sets, sgd"
+        assert [p.title for p in robust.panels].count("cifar10, adamw") == 1
+        text = words(tmp_path)
+        assert re.search(r"adamw: Only one learning rate was tried: cifar10(-c-snow)?/(mha|ln1)", text)
+        assert "adamw: One seed only" in text
+
+    def test_fields_that_tell_like_cells_apart_make_series(self):
+        planned = synthetic.cells(variants=("mha",), seeds=(0,)) + synthetic.cells(
+            variants=("mha",), seeds=(0,), steps=80
+        )
+        table = record_table([synthetic.record(c) for c in planned])
+        assert [label for label, _, _ in split(table)] == ["steps 40", "steps 80"]
+
+    def test_steps_that_follow_from_the_data_do_not(self):
+        planned = synthetic.cells(variants=("mha",)) + synthetic.cells(data=("pet",), variants=("mha",), steps=80)
+        assert len(list(split(record_table([synthetic.record(c) for c in planned])))) == 1
+
+    def test_families(self):
+        assert family_of("cifar10-c-motion_blur:/data") == "cifar10"
+        assert family_of("folder:/a/domainnet") == "folder:/a/domainnet"
+
+
+class TestBadInput:
+    def test_nothing_there(self, tmp_path):
+        with pytest.raises(DataError, match="no such folder or file"):
+            report(tmp_path / "absent")
+        with pytest.raises(DataError, match="holds nothing to report: expected cells/"):
+            report(tmp_path)
+        (tmp_path / "notes.txt").write_text("x")
+        with pytest.raises(DataError, match="is no measurement"):
+            report(tmp_path / "notes.txt")
+
+    def test_empty_store(self, tmp_path):
+        synthetic.store(tmp_path, synthetic.cells(seeds=(0,)), records=False)
+        text = words(tmp_path)
+        assert "No cell has a result yet" in text
+        assert "28 of 28 cells have not been run." in text
+        assert "There is no answer yet" in text
+
+    def test_partial_store_without_probe(self, tmp_path):
+        planned = synthetic.cells(seeds=(0,), variants=("mha", "ln1", "fc1"))
+        made = synthetic.store(tmp_path, planned, records=False)
+        for cell in planned[:5]:
+            synthetic.finish(made, synthetic.record(cell))
+        synthetic.finish(made, synthetic.diverged(planned[5]))
+        failed = made.claim(planned[6])
+        with failed:
+            failed.fail("RuntimeError: out of memory")
+        text = words(tmp_path)
+        assert "1 of 12 cells diverged" in text
+        assert "cells have not been run" in text
+        assert "One seed only, so how much seeds matter is unknown: digits/ln1, digits/mha." in text
+        assert "95 % interval" in text
+        assert "No linear probe of digits in this store" in text
+        assert "No measurement of this model in the folder" in text
+
+    def test_all_diverged(self, tmp_path):
+        planned = synthetic.cells(seeds=(0,), variants=("mha",))
+        made = synthetic.store(tmp_path, planned, records=False)
+        for cell in planned:
+            synthetic.finish(made, synthetic.diverged(cell))
+        text = words(tmp_path)
+        assert "4 of 4 cells diverged" in text
+        assert "digits/mha: none of its 4 cells has a validation accuracy (4 diverged)." in text
+
+    def test_cells_that_did_not_read_the_test_images(self, tmp_path):
+        synthetic.store(tmp_path, synthetic.cells(seeds=(0,), variants=("mha",), read_test=False))
+        assert "There is no answer yet" in words(tmp_path)
+
+    def test_damage_is_said_not_fatal(self, sweep, tmp_path):
+        folder = tmp_path / "copy"
+        shutil.copytree(sweep, folder)
+        one, two = sorted((folder / "cells").iterdir())[:2]
+        (one / "result.json").write_text("{")
+        (two / "metrics.jsonl").write_text('{"step": 1}\nrubbish\n{"step": 2}\n')
+        (folder / "measurement.parquet").write_bytes(b"PAR1")
+        (folder / "bounds.csv").write_text("")
+        (folder / "foreign").write_text("x")
+        text = words(folder)
+        assert "1 of 84 cells failed" in text
+        assert "measurement.parquet is no measurement" in text
+        assert "bounds.csv is no table" in text
+
+    def test_missing_columns_of_tables_are_named(self, sweep, tmp_path):
+        folder = tmp_path / "copy"
+        shutil.copytree(sweep, folder)
+        pd.DataFrame({"role": ["mha"], "block": [0], "bound": [2.0]}).to_parquet(folder / "bounds.parquet")
+        assert "bounds beside measured values needs the columns" in words(folder)
+
+    def test_different_versions_and_weights(self, tmp_path):
+        planned = synthetic.cells(seeds=(0,), variants=("mha",), rates=(0.1, 0.3))
+        made = synthetic.store(tmp_path, planned, records=False)
+        for i, cell in enumerate(planned):
+            about = {"versions": {"torch": f"2.{i}"}, "fingerprint": str(i) * 16}
+            synthetic.finish(made, synthetic.record(cell, environment=about))
+        text = words(tmp_path)
+        assert "Cells differ in versions" in text
+        assert "bundled: cells were trained from different weights under this name." in text
+
+
+class TestOtherFolders:
+    def test_tuning_run(self, tmp_path):
+        text = words(synthetic.tuned(tmp_path))
+        assert "On the images of digits: which components to train of bundled?" in text
+        assert re.search(
+            r"Training mha \(32\.6% of the parameters\) gets 9\d\.\d% of 500 test images right \(95 %", text
+        )
+        assert "linear probing, 70.0% (66.0% to 74.0%)" in text
+        assert "Plasticity's order of roles (mha > fc1 > ln1) is not the race's" in text
+        assert "at the edge of its grid" in text
+
+    def test_measurements(self, tmp_path, no_scripts):
+        synthetic.measurement().save(tmp_path / "measurement.parquet")
+        page = report(tmp_path / "measurement.parquet")
+        assert page == tmp_path / "measurement.report.html"
+        assert "plasticity mha 1.3 &gt; fc1 1.2" in page.read_text()
+        synthetic.measurement(target="pet").save(tmp_path / "measurement-pet.json")
+        material = read(tmp_path)
+        assert [label for label, _ in material.labelled] == [
+            "bundled: fashion-sample against pet, insitu",
+            "bundled: fashion-sample against digits, insitu",
+        ]
+        assert material.components["model"].nunique() == 2
+
+    def test_bounds_and_probes_beside_a_measurement(self, tmp_path):
+        frame = synthetic.measurement().frame.assign(kind="certified", reason=None, slack=3.0)
+        frame = frame.assign(mean=frame["plasticity"], bound=9.0, layer=frame["component"], n=500, c=1.0)
+        frame.loc[frame["role"] == "mha", ["kind", "bound", "reason"]] = ["none", None, "q/k norms are not covered."]
+        frame.to_parquet(tmp_path / "bounds.parquet")
+        frame.assign(accuracy=0.6, ci_low=0.55, ci_high=0.65).to_csv(tmp_path / "probe-layers.csv", index=False)
+        text = words(tmp_path)
+        assert "No bound: q/k norms are not covered." in text
+        names = [f.name for s in sections(read(tmp_path), ()) for f in s.figures]
+        assert names == ["bounds", "probe-by-depth"]
+
+
+def test_thousands_of_cells(tmp_path, monkeypatch, no_scripts):
+    """Pages aggregate: 3,080 runs of 11 data sets fit, although none is left out of the numbers."""
+    names = [f"set{i}" for i in range(11)]
+    planned = synthetic.cells(data=names, seeds=tuple(range(10)))
+    records = tuple(synthetic.record(c) for c in planned)
+    (tmp_path / "cells").mkdir()
+    monkeypatch.setattr("pliant.reporting.material._cells", lambda path, problems: (records, {"done": len(records)}))
+    page = report(tmp_path)
+    assert page.stat().st_size < 3_000_000
+    text = page.read_text()
+    assert "600 of 3080 rows are shown here" in text
+    assert len(json.loads(re.search(r'id="specs">(.*?)</script>', text)[1])) < 100
+
+
+class TestEscaping:
+    def test_json_in_scripts(self):
+        assert "<" not in embedded({"a": "</script><!--"})
+        assert json.loads(embedded({"a": "</script>\u2028&"})) == {"a": "</script>\u2028&"}
+
+    def test_names_of_everything(self, tmp_path, no_scripts):
+        page = report(hostile(tmp_path))
+        text = page.read_text()
+        assert "<script>alert" not in text
+        assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+
+
+def hostile(folder):
+    """A store in which every name that a user gives is a script."""
+    folder = folder / EVIL.replace("/", "∕")
+    planned = synthetic.cells(
+        data=(f"folder:{EVIL}", "folder:b"), variants=("mha", "fc1", "ln1"), seeds=(0,), rates=(0.1, 0.3), model=EVIL
+    )
+    made = synthetic.store(folder, planned, records=False)
+    for cell in planned:
+        synthetic.finish(made, synthetic.record(cell, notes=(EVIL,), environment={"device": EVIL}))
+    synthetic.measurement(model=EVIL, target=EVIL).save(folder / f"measurement-{EVIL.replace('/', '∕')}.parquet")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with Browser() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def page(sweep):
+    return report(sweep)
+
+
+@pytest.mark.skipif(chromium() is None, reason="needs Chromium (Debian packages chromium, chromium-driver)")
+class TestBrowser:
+    @pytest.mark.parametrize("dark", [False, True])
+    @pytest.mark.parametrize("width", [400, 1400])
+    def test_readable_without_complaints(self, browser, page, width, dark):
+        seconds = browser.open(page, width=width, dark=dark)
+        state = browser.run("({...document.documentElement.dataset})")
+        assert state == {"theme": "dark" if dark else "light", "charts": "12", "drawn": "12", "errors": "[]"}
+        assert browser.complaints == []
+        assert seconds < 20
+        assert browser.run("document.documentElement.scrollWidth") == width, "the page does not scroll sideways"
+        drawn = browser.run("[...document.querySelectorAll('.chart svg.marks')].map(s => s.getBoundingClientRect().width)")
+        assert len(drawn) == 12
+        assert all(250 < w <= width for w in drawn)
+        assert browser.run("parseFloat(getComputedStyle(document.body).fontSize)") >= 16
+        background = browser.run("getComputedStyle(document.body).backgroundColor")
+        assert background == ("rgb(21, 24, 30)" if dark else "rgb(255, 255, 255)")
+        inked = browser.run("document.querySelector('.chart svg.marks text').getAttribute('fill')")
+        assert inked == ("#a4adbb" if dark else "#5a6270")
+
+    def test_tables_sort_by_number_then_back(self, browser, page):
+        browser.open(page, width=1400)
+        column = "[...document.querySelectorAll('#table-results tbody tr')].map(r => r.cells[2].textContent)"
+        click = "document.querySelectorAll('#table-results th button')[2].click()"
+        browser.run(click)
+        rising = [int(t.replace(",", "")) for t in browser.run(column)]
+        assert rising == sorted(synthetic.PARAMETERS.values())
+        browser.run(click)
+        assert [int(t.replace(",", "")) for t in browser.run(column)] == rising[::-1]
+        assert (
+            browser.run("document.querySelectorAll('#table-results th')[2].getAttribute('aria-sort')") == "descending"
+        )
+
+    def test_theme_can_be_changed(self, browser, page):
+        browser.open(page, width=1400)
+        browser.run("document.getElementById('theme').click()")
+        assert browser.run("document.documentElement.dataset.theme") == "dark"
+        browser.run(
+            "new Promise(done => { const wait = () => document.documentElement.dataset.drawn === '12' ? done() : "
+            "setTimeout(wait, 20); wait(); })"
+        )
+        assert browser.complaints == []
+
+    def test_names_are_text(self, browser, tmp_path):
+        browser.open(report(hostile(tmp_path)), width=1400)
+        assert browser.complaints == []
+        assert browser.run("document.querySelector('h1').textContent").startswith("<script>")
+        assert browser.run("document.querySelectorAll('script:not([type])').length") == 2
+        assert browser.run("document.documentElement.dataset.errors") == "[]"
