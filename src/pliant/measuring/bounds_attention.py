@@ -38,7 +38,7 @@ _TOLERANCE = 1e-4
 """Of the largest value involved: more than float32 loses, less than any part that the weights leave out."""
 
 _MASKED = -1e3
-"""An unexplained part of a logit below this is a mask, if the softmax is zero there; its exact value does not matter."""
+"""An unexplained part of a logit below this is a mask, if the softmax is zero there; its exact value is irrelevant."""
 
 _TRIALS = 3
 """Random inputs beside the real one."""

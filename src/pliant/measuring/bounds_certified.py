@@ -128,10 +128,8 @@ def paper_bound(form: Form, tokens: TokenSet) -> ComponentBound | None:
         w.w_q, w.w_k, w.w_v, w.w_o, heads=w.heads, kv_heads=w.kv_heads, scale=w.scale,
         radius=tokens.ball.largest, tokens=form.tokens,
     )  # fmt: skip
-    ignored = [what for what, given in _leaves_out(form).items() if given]
-    reason = (
-        f"ignores {' and '.join(ignored)}: certifies nothing here" if ignored else "nothing that it ignores is here"
-    )
+    ignored = ", ".join(what for what, given in _leaves_out(form).items() if given)
+    reason = f"ignores {ignored}: certifies nothing here" if ignored else "what it ignores is zero here"
     return ComponentBound(value, "paper", reason, "tokens of at most the largest norm")
 
 
