@@ -152,7 +152,7 @@ def test_mistakes_are_told_in_one_message(options, error, message, tmp_path):
     given = {"model": "bundled", "data": "digits", "out": tmp_path / "o", "device": "cpu", **QUICK, **options}
     with pytest.raises(error, match=message):
         tune(**given)
-    assert not (tmp_path / "o" / "result.json").exists()
+    assert not (tmp_path / "o").exists()
 
 
 def test_interrupt_leaves_nothing_that_looks_finished_and_the_same_command_finishes(folder, tmp_path):

@@ -73,11 +73,12 @@ class Advisor:
 
     def advise(self) -> Advice:
         """Load, measure, probe, race, choose."""
-        self._claim_folder()
+        self._check_folder()
         self.data = self._load_data()
         self.loaded = self._load_model()
         self.anatomy = find_components(self.loaded.model)
         candidates = self._candidates()
+        self._claim_folder()
         self._introduce()
         measurement = self._measure()
         found = self._probe()
@@ -106,10 +107,9 @@ class Advisor:
         # what the images are turned into is settled once: measured, trained and saved with the same
         return replace(loaded, preprocessing=normalized(loaded.preprocessing, c.normalization))
 
-    def _claim_folder(self) -> None:
-        """Make the output folder, or go on in it if it is of this very configuration."""
+    def _check_folder(self) -> None:
+        """Refuse a folder that holds something else; nothing is written yet."""
         path = self.folder / "config.json"
-        text = self.config.to_json()
         if path.exists():
             before = TuneConfig.from_json(path.read_bytes())
             if before != self.config:
@@ -124,8 +124,11 @@ class Advisor:
             raise ConfigError(
                 f"{self.folder} is not empty and holds no run of pliant. Choose another folder with --out."
             )
+
+    def _claim_folder(self) -> None:
+        """Make the folder: data and model are there, so a mistyped name leaves nothing behind."""
         self.store = Store(self.folder)
-        write_atomically(path, text)
+        write_atomically(self.folder / "config.json", self.config.to_json())
 
     def _load_data(self) -> ImageData:
         c = self.config
