@@ -7,6 +7,7 @@ returned. What a component computes is found by calling it (`bounds_forms`, `bou
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -114,6 +115,7 @@ def bounds(
         go(meter=(certain := CertainMeter(above, plan.design)))
         for name, rate in certain.largest.items():
             check_excess(name, rate, found[name])
+            found[name] = replace(found[name], reason="rates above it are rounding: those inputs are nearly equal")
     rows = _local(anatomy, plan, first, local, found, device=device, seed=seed) if local else None
     return _report(measurement, forms, meter.sets, found, rows)
 

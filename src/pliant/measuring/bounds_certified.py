@@ -34,7 +34,8 @@ class ComponentBound:
     Attributes:
         value: NaN where there is none.
         kind: what may be concluded from it.
-        reason: why there is none, or what the published formula leaves out; empty for a certified bound.
+        reason: why there is none, or what the published formula leaves out; for a certified bound empty, unless rates
+            were measured that exceed it by rounding.
         holds_on: the set of tokens, in words.
         without_data: a bound for all tokens, NaN where there is none.
         heads: for attention, a bound on each head's output before the output projection.

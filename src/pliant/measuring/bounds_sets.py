@@ -20,8 +20,8 @@ from pliant.numerics.estimate import Design
 from pliant.numerics.rates import distances_all, distances_matched, distances_within, norms
 
 ROUNDING = 2e-6
-"""What float32 may change an output by, relative to what a bound L allows it to be, L·‖x‖: it covers sums of thousands
-of products. Only pairs that are nearly equal notice it."""
+"""What float32 may change an output by, relative to its size ‖f(x)‖ and to what a bound L allows it to be, L·‖x‖: it
+covers sums of thousands of products. Only pairs that are nearly equal notice it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,8 +79,8 @@ class SetMeter(Meter):
 class CertainMeter(Meter):
     """Finds the largest rate of change of each component that rounding cannot have caused, and nothing else.
 
-    It is ‖f(x) − f(y)‖/(‖x − y‖ + u(‖x‖ + ‖y‖)) with u = `ROUNDING`: if f has the Lipschitz constant L and its outputs
-    are computed within u·L of the inputs' size, this is at most L. Distances are taken in float64.
+    It is (‖f(x) − f(y)‖ − u(‖f(x)‖ + ‖f(y)‖))/(‖x − y‖ + u(‖x‖ + ‖y‖)) with u = `ROUNDING`: if f has the Lipschitz
+    constant L and f(x) is computed within u·(‖f(x)‖ + L‖x‖), this is at most L. Distances are taken in float64.
     """
 
     def __init__(self, components: Iterable[Component], design: Design) -> None:
@@ -93,14 +93,17 @@ class CertainMeter(Meter):
     ) -> None:
         """Take the rates of all pairs of one component."""
         inputs, outputs = self._distances(entered), self._distances(left)
-        sizes, source = norms(entered).to(inputs), self.pairing.source
-        if self.design == "one-sample":
-            both = sizes[:, None] + sizes
-        else:
-            x, y = sizes[:source], sizes[source:]
-            both = x + y if self.design == "matched" else x[:, None] + y
-        rates = torch.where(inputs > 0, outputs / (inputs + ROUNDING * both), 0.0)
+        certain = (outputs - ROUNDING * self._sizes(left)).clamp(min=0)
+        rates = torch.where(inputs > 0, certain / (inputs + ROUNDING * self._sizes(entered)), 0.0)
         self.largest[component.id] = max(self.largest[component.id], float(rates.max()))
+
+    def _sizes(self, z: Tensor) -> Tensor:
+        """Sum of the norms of the two items of each pair."""
+        sizes, source = norms(z), self.pairing.source
+        if self.design == "one-sample":
+            return sizes[:, None] + sizes
+        x, y = sizes[:source], sizes[source:]
+        return x + y if self.design == "matched" else x[:, None] + y
 
     def _distances(self, z: Tensor) -> Tensor:
         source = self.pairing.source
