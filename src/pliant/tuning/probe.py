@@ -213,7 +213,7 @@ class _Collector:
         device: torch.device,
         *,
         progress: Callable[[int], None] | None,
-    ) -> dict[str, Float[np.ndarray, "images width"]]:
+    ) -> dict[str, Float[np.ndarray, "images _"]]:
         """Return the features of a whole set by layer."""
         parts: dict[str, list[np.ndarray]] = {name: [] for name in self.layers}
         done = 0
@@ -225,7 +225,7 @@ class _Collector:
                 progress(done)
         return {name: np.concatenate(found) for name, found in parts.items()}
 
-    def _pass(self, values: Float[Tensor, "batch 3 height width"]) -> dict[str, Float[Tensor, "batch width"]]:
+    def _pass(self, values: Float[Tensor, "batch 3 height width"]) -> dict[str, Float[Tensor, "batch _"]]:
         seen: dict[str, Tensor] = {}
 
         def keep(name: str) -> Callable[..., None]:
@@ -247,7 +247,7 @@ class _Collector:
             raise MeasurementError(f"these layers gave no output in a forward pass: {', '.join(sorted(missing))}")
         return seen
 
-    def _pooled(self, output: Any, name: str, batch: int) -> Float[Tensor, "batch width"]:
+    def _pooled(self, output: Any, name: str, batch: int) -> Float[Tensor, "{batch} _"]:
         tokens = first_tensor(output, where=name)
         if tokens.ndim < 3 or len(tokens) != batch:
             raise MeasurementError(
@@ -265,8 +265,8 @@ def _depth(layer: str) -> tuple[str, int]:
 
 def _probed(
     layer: str,
-    features: Sequence[Float[np.ndarray, "images width"]],
-    labels: Sequence[Int64[np.ndarray, " images"]],
+    features: Sequence[Float[np.ndarray, "_ width"]],
+    labels: Sequence[Int64[np.ndarray, " _"]],
     strengths: Sequence[float],
 ) -> tuple[ProbeRow, list[str]]:
     """Fit on train, choose on validation, score test."""
@@ -311,9 +311,7 @@ def _copy(model: LogisticRegression) -> LogisticRegression:
     return copy
 
 
-def _standardised(
-    features: Sequence[Float[np.ndarray, "images width"]], layer: str
-) -> list[Float[np.ndarray, "images width"]]:
+def _standardised(features: Sequence[Float[np.ndarray, "_ width"]], layer: str) -> list[Float[np.ndarray, "_ width"]]:
     """Scale every vector to length 1, then every feature to mean 0 and deviation 1 over the training images."""
     unit = []
     for found in features:
