@@ -35,6 +35,9 @@ class Visitor(Protocol):
         """See the output of a component: of a gated `fc1` the two halves, one after the other."""
 
 
+_POSITIONS = ("position_ids", "cache_position")
+
+
 class StopForward(Exception):
     """Ends a forward pass early, when all that is wanted has been seen."""
 
@@ -71,9 +74,12 @@ class Call:
 
     @property
     def extra(self) -> bool:
-        """Whether anything but the tokens is a tensor or holds one (a mask, rotary tables)."""
+        """Whether anything but the tokens is a tensor or holds one (a mask, rotary tables).
+
+        Positions alone do not count: without rotary tables there is nothing in a block to use them for.
+        """
         others = [v for i, v in enumerate(self.args) if i not in self.at]
-        others += [v for name, v in self.kwargs.items() if name not in self.at]
+        others += [v for name, v in self.kwargs.items() if name not in self.at and name not in _POSITIONS]
         return any(isinstance(v, Tensor) or (isinstance(v, tuple | list) and v) for v in others)
 
     def without_tokens(self) -> "Call":
@@ -102,7 +108,7 @@ def first_tensor(output: object, *, where: str) -> Tensor:
 
 def run(model: nn.Module, inputs: Inputs) -> None:
     """Run one forward pass for its hooks' sake."""
-    more = _unmasked(model, inputs)
+    more = {**_unmasked(model, inputs), **_positions(model, inputs)}
     try:
         if isinstance(inputs, Mapping):
             model(**{**more, **inputs})
@@ -124,6 +130,17 @@ def _unmasked(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
     side = config.patch_size
     patches = (pixels.shape[-2] // side) * (pixels.shape[-1] // side)
     return {"noise": torch.arange(patches, dtype=torch.float32, device=pixels.device).expand(len(pixels), -1)}
+
+
+def _positions(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
+    """Arguments that count positions from a text's first token where it is filled up on the left."""
+    mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
+    if mask is None or mask.ndim != 2 or bool(mask[:, 0].all()) or "position_ids" in inputs:
+        return {}
+    counts_itself = any(hasattr(m, "create_position_ids_from_input_ids") for m in model.modules())  # RoBERTa
+    if counts_itself or "position_ids" not in inspect.signature(model.forward).parameters:
+        return {}
+    return {"position_ids": (mask.long().cumsum(1) - 1).clamp(min=0)}
 
 
 def batch_size(inputs: Inputs) -> int:

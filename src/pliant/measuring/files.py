@@ -1,7 +1,9 @@
 """Writing a measurement with its provenance, and reading it back."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -20,18 +22,20 @@ def write_measurement(measurement: Measurement, path: Path) -> Path:
     Raises:
         ConfigError: an ending that names no format.
     """
-    about = {"provenance": dict(measurement.provenance), "by_role": measurement.by_role.to_dict(orient="records")}
+    about = measurement.about()
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".parquet":
         table = pa.Table.from_pandas(measurement.frame, preserve_index=False)
-        table = table.replace_schema_metadata({**(table.schema.metadata or {}), _KEY: json.dumps(about).encode()})
+        table = table.replace_schema_metadata(
+            {**(table.schema.metadata or {}), _KEY: json.dumps(about, allow_nan=False).encode()}
+        )
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink)
         write_atomically(path, sink.getvalue().to_pybytes())
     elif path.suffix == ".json":
         write_atomically(path, measurement.to_json().encode())
     elif path.suffix == ".csv":
-        write_atomically(path.with_suffix(".provenance.json"), json.dumps(about, indent=1).encode())
+        write_atomically(path.with_suffix(".provenance.json"), json.dumps(about, indent=1, allow_nan=False).encode())
         write_atomically(path, measurement.frame.to_csv(index=False, float_format="%.17g").encode())
     else:
         raise ConfigError(f"{path.name}: expected a name that ends in .parquet, .csv or .json")
@@ -52,12 +56,32 @@ def read_measurement(path: str | Path) -> Measurement:
             frame = table.to_pandas()
         elif path.suffix == ".json":
             about = json.loads(path.read_text())
-            frame = pd.DataFrame(about["components"])
+            frame = _table(about["components"])
         else:
             about = json.loads(path.with_suffix(".provenance.json").read_text())
-            frame = pd.read_csv(path)
-        return Measurement(frame, pd.DataFrame(about["by_role"]), about["provenance"])
+            frame = _numbers(pd.read_csv(path, dtype=str, keep_default_na=False))
+        heads = about.get("heads")
+        return Measurement(frame, _table(about["by_role"]), about["provenance"], heads and _table(heads))
     except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
         raise DataError(
             f"{path} is no measurement written by pliant ({error}); expected a .parquet, .csv or .json."
         ) from error
+
+
+def _numbers(frame: pd.DataFrame) -> pd.DataFrame:
+    """Read a table of text without losing a bit, as Python reads numbers."""
+    text = {"component", "role"}
+    whole = {"block", "depth", "n_source", "n_target", "n_pairs", "n_dropped"}
+    return pd.DataFrame(
+        {
+            c: frame[c] if c in text else [int(v) if c in whole else float(v or "nan") for v in frame[c]]
+            for c in frame.columns
+        }
+    )
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Build a table in which a missing number is NaN."""
+    frame = pd.DataFrame(rows)
+    text = [c for c in frame if all(isinstance(v, str) for v in frame[c])]
+    return frame.astype({c: float for c in frame if c not in text and frame[c].dtype == object})

@@ -15,16 +15,16 @@ from pliant.components.attention import attention_weights, output_projection
 from pliant.errors import AnatomyError
 from pliant.measuring.capture import Call, rows
 from pliant.measuring.meter import Meter
-from pliant.measuring.shortcuts import weights_of
+from pliant.measuring.structure import weights_of
 from pliant.numerics.kernels import attention_heads
 
 
 class HeadHooks:
-    """Hooks that show a meter the heads of attention; `batch` is the number of items of the passes to come."""
+    """Hooks that show a meter the heads of attention."""
 
     def __init__(self, anatomy: Anatomy, components: Iterable[Component], meter: Meter) -> None:
         """Find where heads can be seen; nothing is attached yet."""
-        self.anatomy, self.meter, self.batch = anatomy, meter, 0
+        self.anatomy, self.meter = anatomy, meter
         self._components = [c for c in components if c.role == "mha"]
         self._handles: list[Any] = []
 
@@ -55,7 +55,7 @@ class HeadHooks:
             handle.remove()
 
     def _show(self, component: Component, joined: Tensor, heads: int) -> None:
-        by_item = rows(self.anatomy, component.id, joined, self.batch)
+        by_item = rows(self.anatomy, component.id, joined, self.meter.items)
         self.meter.see_heads(component, by_item.reshape(*by_item.shape[:-1], heads, -1).unbind(-2))
 
     def _projected(self, component: Component, heads: int) -> Callable[..., None]:
@@ -79,11 +79,11 @@ class HeadHooks:
 
 
 @contextmanager
-def heads_shown(anatomy: Anatomy, components: Iterable[Component], meter: Meter) -> Iterator[HeadHooks]:
+def heads_shown(anatomy: Anatomy, components: Iterable[Component], meter: Meter) -> Iterator[None]:
     """Show a meter the output of every head while forward passes run."""
     hooks = HeadHooks(anatomy, components, meter)
     try:
         hooks.attach()
-        yield hooks
+        yield
     finally:
         hooks.remove()

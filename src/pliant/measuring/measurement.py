@@ -60,7 +60,9 @@ class Measurement:
         frame: one row per component, columns as in `COLUMNS`.
         by_role: one row per role: the mean over its blocks, with a standard error that accounts for the blocks' sharing
             the same items, and `spread`, the standard deviation over blocks.
-        provenance: model, fingerprint of its weights, family, data, convention, pairs, items, seed, versions.
+        provenance: model, fingerprint of its weights, family, data and number of items, convention, pairs, seed,
+            precision, passes taken and why no more (`stopped`: "data used up", or "sure" under `until`), versions.
+        heads: one row per attention head, columns as in `HEAD_COLUMNS`; None unless heads were asked for.
     """
 
     frame: pd.DataFrame = field(repr=False)
@@ -71,20 +73,33 @@ class Measurement:
     def save(self, path: str | Path) -> Path:
         """Write the table with its provenance as Parquet (`.parquet`), CSV (`.csv`) or JSON (`.json`).
 
-        Parquet and JSON carry the provenance inside; beside a CSV it goes to `<name>.provenance.json`.
+        Parquet and JSON carry everything inside; beside a CSV the rest goes to `<name>.provenance.json`.
         """
         from pliant.measuring.files import write_measurement
 
         return write_measurement(self, Path(path))
 
-    def to_json(self) -> str:
-        """Return the whole measurement as JSON: provenance, by_role, components."""
-        values = {
+    def about(self) -> dict[str, Any]:
+        """Return everything but the table of components as plain values: provenance, by_role, heads."""
+        return {
             "provenance": dict(self.provenance),
-            "by_role": json.loads(self.by_role.to_json(orient="records", double_precision=15)),
-            "components": json.loads(self.frame.to_json(orient="records", double_precision=15)),
+            "by_role": records(self.by_role),
+            "heads": None if self.heads is None else records(self.heads),
         }
-        return json.dumps(values, indent=1)
+
+    def to_json(self) -> str:
+        """Return the whole measurement as JSON: provenance, by_role, heads, components; numbers without loss."""
+        return json.dumps({**self.about(), "components": records(self.frame)}, indent=1, allow_nan=False)
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return rows as plain values, with None for what is missing or not a number.
+
+    >>> records(pd.DataFrame({"n": [1, 2], "x": [0.5, float("nan")]}))
+    [{'n': 1, 'x': 0.5}, {'n': 2, 'x': None}]
+    """
+    rows = frame.astype(object).where(frame.notna(), None).to_dict(orient="records")
+    return [{str(k): v.item() if hasattr(v, "item") else v for k, v in row.items()} for row in rows]
 
 
 def threads() -> int:

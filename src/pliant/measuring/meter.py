@@ -37,6 +37,7 @@ class Meter:
         self.heads: dict[str, list[RateStatistics]] = {}
         self.course: dict[str, Any] = {}
         self.scales: dict[str, dict[int, TokenScale]] = {c.id: {} for c in self.components}
+        self.items = 0
         self._pass = -1
         self._source = 0
         self._padding: Padding | None = None
@@ -51,9 +52,16 @@ class Meter:
         """How the items of this pass form pairs."""
         return Pairing(self.design, self._source)
 
-    def begin(self, index: int, *, source: int, padding: Padding | None = None) -> None:
-        """Start pass `index`, whose first `source` items are source items; `padding` says which tokens do not count."""
-        self._pass, self._source, self._padding = index, source, padding
+    def begin(self, index: int, *, source: int, items: int = 0, padding: Padding | None = None) -> None:
+        """Start pass `index`.
+
+        Args:
+            index: number of the pass.
+            source: number of source items; they come first.
+            items: number of all items; only heads need it.
+            padding: which tokens do not count; None if all do.
+        """
+        self._pass, self._source, self.items, self._padding = index, source, items, padding
         self._sums.clear()
         self._entered.clear()
         self._left.clear()

@@ -10,7 +10,7 @@ from torch import Tensor
 from pliant.components import Anatomy, Component
 from pliant.errors import DataError
 from pliant.measuring.capture import Hooks, Inputs, Listener, batch_size, listening, observing, run, visiting
-from pliant.measuring.heads import HeadHooks, heads_shown
+from pliant.measuring.heads import heads_shown
 from pliant.measuring.items import Items, joined
 from pliant.measuring.meter import Meter
 from pliant.measuring.padding import Padding
@@ -68,15 +68,12 @@ class Runner:
         self.shared = SharedInput(anatomy)
         self.shortcuts = Shortcuts(anatomy, meter.components) if plan.convention == "shared" and not listens else None
         self.hooks: Hooks | None = None
-        self.heads: HeadHooks | None = None
 
     def __call__(self, index: int, batch: Inputs, source: int) -> None:
         """Run pass `index`, whose first `source` items are source items."""
         inputs = moved(batch, self.device)
         padding = _padding(inputs)
-        self.meter.begin(index, source=source, padding=padding)
-        if self.heads is not None:
-            self.heads.batch = batch_size(inputs)
+        self.meter.begin(index, source=source, items=batch_size(inputs), padding=padding)
         with self._precision():
             if self.listens:
                 one_pass(
@@ -110,9 +107,9 @@ class Runner:
 def _runner(anatomy: Anatomy, meter: Meter, plan: Plan, device: str, *, listens: bool) -> Iterator[Runner]:
     runner = Runner(anatomy, meter, plan, device, listens=listens)
     with ExitStack() as stack:
-        if plan.per_head:
-            runner.heads = stack.enter_context(heads_shown(anatomy, meter.components, meter))
         if plan.convention == "insitu" and not listens:
+            if plan.per_head:
+                stack.enter_context(heads_shown(anatomy, meter.components, meter))
             runner.hooks = stack.enter_context(visiting(anatomy, meter.components, meter))
         yield runner
 

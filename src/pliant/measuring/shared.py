@@ -82,6 +82,8 @@ def _recording(anatomy: Anatomy, found: SharedPass, *, whole: bool) -> Iterator[
     def attention_hook(i: int) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             found.attention[i] = Call.of(args, kwargs, where=f"attention of {anatomy.blocks[i]}").without_tokens()
+            if len(found.attention) == len(anatomy.blocks):  # all that is needed was seen
+                raise StopForward
 
         return hook
 
