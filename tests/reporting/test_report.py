@@ -320,7 +320,9 @@ class TestBrowser:
         assert browser.complaints == []
         assert seconds < 20
         assert browser.run("document.documentElement.scrollWidth") == width, "the page does not scroll sideways"
-        drawn = browser.run("[...document.querySelectorAll('.chart svg.marks')].map(s => s.getBoundingClientRect().width)")
+        drawn = browser.run(
+            "[...document.querySelectorAll('.chart svg.marks')].map(s => s.getBoundingClientRect().width)"
+        )
         assert len(drawn) == 12
         assert all(250 < w <= width for w in drawn)
         assert browser.run("parseFloat(getComputedStyle(document.body).fontSize)") >= 16

@@ -37,7 +37,11 @@ def asked(material: Material, series: Sequence[Series]) -> str:
             f"seed{'s' if runs['seed'].nunique() != 1 else ''}."
         )
     labels = [label for label, _ in material.labelled]
-    return f"Which components bend? {'; '.join(labels)}." if labels else "What bounds or probes say of a model."
+    return (
+        f"Which components bend? {'; '.join(labels)}."
+        if labels
+        else "What bounds, probes or landscapes say of a model."
+    )
 
 
 def _listed(names: pd.Series, *, shown: int = 4) -> str:
@@ -53,7 +57,10 @@ def answer(material: Material, series: Sequence[Series]) -> str:
     if material.kind == "sweep":
         said = [text for one in series if (text := _compared(one))]
         return " ".join(said) or "There is no answer yet: no run with a test accuracy is finished."
-    return " ".join(_measured(label, m.by_role) for label, m in material.labelled) or "Nothing was measured."
+    return (
+        " ".join(_measured(label, m.by_role) for label, m in material.labelled)
+        or "See the charts; no plasticity was measured."
+    )
 
 
 def _tuned(result: Mapping[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """Sections on the model before training, on training as it went, and on the race."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -10,6 +11,7 @@ from pliant.reporting.analysis import Series
 from pliant.reporting.charts import (
     bounds_beside_measured,
     draw_bounds,
+    draw_landscape,
     draw_plasticity_by_depth,
     draw_plasticity_by_role,
     draw_probe_by_depth,
@@ -141,6 +143,21 @@ def layers_section(material: Material) -> Section:
     return Section(
         "Probe by depth", "What the pretrained features already separate, and where.", figures, (made,), tuple(absent)
     )
+
+
+def landscape_section(about: Mapping[str, Any], *, several: bool) -> Section:
+    """Maps of one landscape: loss over directions of weights, rate of change over directions of the input."""
+    absent: list[str] = []
+    origin = about.get("provenance") or {}
+    kinds = [k for k in ("loss", "rate") if any(s.get("kind") == k for s in about["surfaces"])]
+    figures = tuple(f for kind in kinds for f in attempt(partial(draw_landscape, about["surfaces"], kind), absent))
+    lead = (
+        f"{origin.get('model', 'The model')} on {origin.get('images', '?')} images of {origin.get('data', '?')}; "
+        f"gradient descent of {origin.get('steps', '?')} steps at rate {origin.get('learning_rate', '?')}, seed "
+        f"{origin.get('seed', '?')}."
+    )
+    label = f"{origin.get('model', '')} {origin.get('data', '')} {origin.get('directions', '')}" if several else ""
+    return Section("Landscapes", lead, figures, (), tuple(absent)).of(label.strip())
 
 
 def training_section(series: Series, frame: pd.DataFrame) -> Section:

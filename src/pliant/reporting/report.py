@@ -10,6 +10,7 @@ from pliant.reporting.findings import answer, asked, warnings
 from pliant.reporting.material import Material, read
 from pliant.reporting.model_sections import (
     bounds_section,
+    landscape_section,
     layers_section,
     plasticity_section,
     race_section,
@@ -90,6 +91,7 @@ def sections(material: Material, series: Sequence[Series]) -> tuple[Section, ...
             curves = step_rows(one, material)
             found += [cost_section(one), training_section(one, curves), claims_section(one, curves)]
     found += [plasticity_section(material), bounds_section(material), layers_section(material)]
+    found += [landscape_section(one, several=len(material.landscapes) > 1) for one in material.landscapes]
     found += [cells_section(material), provenance_section(material)]
     return tuple(section for section in found if not section.empty)
 

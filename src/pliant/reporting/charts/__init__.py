@@ -22,6 +22,7 @@ from pliant.reporting.charts.components import (
     plasticity_by_role,
     probe_by_depth,
 )
+from pliant.reporting.charts.landscape import contour_lines, draw_landscape, map_cells
 from pliant.reporting.charts.ranks import draw_ranks, rank_diagram
 from pliant.reporting.charts.training import draw_race, draw_training, race_trials, steps_to_loss, training_curves
 
@@ -29,12 +30,14 @@ __all__ = [
     "accuracy_and_cost",
     "accuracy_by_set",
     "bounds_beside_measured",
+    "contour_lines",
     "criterion_and_outcome",
     "draw_accuracy",
     "draw_bounds",
     "draw_cost",
     "draw_criterion",
     "draw_gain",
+    "draw_landscape",
     "draw_plasticity_by_depth",
     "draw_plasticity_by_role",
     "draw_probe_by_depth",
@@ -43,6 +46,7 @@ __all__ = [
     "draw_robustness",
     "draw_training",
     "gain_by_set",
+    "map_cells",
     "plasticity_by_depth",
     "plasticity_by_role",
     "probe_by_depth",
