@@ -69,7 +69,7 @@ def parse_components(text: str | Sequence[str]) -> tuple[Role, ...]:
         elif part in ROLES:
             chosen.add(part)
         else:
-            known = [*ROLES, *SETS]
+            known = list(dict.fromkeys([*BLOCK_ROLES, *SETS, *ROLES]))
             raise UnknownNameError.among("component", part, known, nearest(part, known))
     if len(chosen) == len(ROLES):
         return ROLES

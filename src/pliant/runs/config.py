@@ -52,7 +52,8 @@ class CellConfig(Strict):
         optimizer: `sgd` or `adamw`.
         learning_rate: the schedule's highest.
         momentum: of SGD (0.9); 0 with AdamW.
-        weight_decay: of every trained tensor.
+        weight_decay: of the trained weight matrices of mha, fc1, fc2 and the classifier; never of norms, biases,
+            LayerScale or embeddings.
         schedule: `cosine`: linear warm-up over `warmup_steps`, then a cosine to zero at `steps`.
         clip_norm: the gradient's norm is cut to this; None: not cut.
         steps: optimizer steps.
