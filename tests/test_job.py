@@ -58,6 +58,7 @@ def test_everything_is_written(done):
     assert asked <= set(result)
     assert result["n_test"] == 40
     assert result["test_accuracy_ci"][0] <= result["test_accuracy"] <= result["test_accuracy_ci"][1]
+    assert "<html" in (done.folder / "report.html").read_text()[:500]
     assert set(result["plasticity_by_role"]) == {"ln1", "mha", "ln2", "fc1", "fc2"}
     assert len(result["race"]["trials"]) >= 18
     assert result["chosen"] == result["race"]["chosen"] == done.chosen

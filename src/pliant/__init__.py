@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pliant.measuring.bounds_report import BoundsReport
     from pliant.measuring.subject import anatomy
     from pliant.models import Loaded, from_module
+    from pliant.reporting import report
+    from pliant.sweeping import SweepResult, sweep
     from pliant.tuning import probe
 
 _HOMES = {
@@ -34,6 +36,7 @@ _HOMES = {
     "Family": "pliant.components",
     "Loaded": "pliant.models",
     "Measurement": "pliant.measuring",
+    "SweepResult": "pliant.sweeping",
     "TuneResult": "pliant.job",
     "advise": "pliant.job",
     "anatomy": "pliant.measuring.subject",
@@ -42,6 +45,8 @@ _HOMES = {
     "from_module": "pliant.models",
     "measure": "pliant.measuring",
     "probe": "pliant.tuning",
+    "report": "pliant.reporting",
+    "sweep": "pliant.sweeping",
     "tune": "pliant.job",
 }
 
@@ -54,6 +59,7 @@ __all__ = [
     "Measurement",
     "PliantError",
     "Preprocessing",
+    "SweepResult",
     "TuneResult",
     "advise",
     "anatomy",
@@ -62,6 +68,8 @@ __all__ = [
     "from_module",
     "measure",
     "probe",
+    "report",
+    "sweep",
     "tune",
 ]
 

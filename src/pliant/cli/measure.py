@@ -35,6 +35,7 @@ def measure(
     from pliant.cli.console import ConsoleTalk
     from pliant.measuring import measure as library_measure
     from pliant.measuring.subject import pick_device
+    from pliant.reporting import report as write_report
 
     talk = ConsoleTalk(stderr=json)
     with talk.bar("Measuring") as bar:
@@ -43,7 +44,7 @@ def measure(
             device=pick_device(device), progress=bar,
         )  # fmt: skip
     if out is not None:
-        talk.say(f"Written to {found.save(out)}")
+        talk.say(f"Written to {found.save(out)}, {write_report(out)}")
     if json:
         typer.echo(found.to_json())
         return

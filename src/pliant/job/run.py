@@ -11,6 +11,7 @@ from pliant.job.config import TuneConfig
 from pliant.job.result import TuneResult
 from pliant.job.tables import summary_note, summary_table
 from pliant.measuring.subject import pick_device
+from pliant.reporting import report
 from pliant.runs import Record, write_atomically
 from pliant.talk import Silent, Talk
 from pliant.tuning import train
@@ -60,7 +61,11 @@ class _Job(Advisor):
         result = TuneResult(advice=advice, record=record, seconds=time.monotonic() - began)
         write_atomically(self.folder / "result.json", result.to_json())
         self.talk.table("Result", summary_table(result), note=summary_note(result))
-        self.talk.say(f"Written to {self.folder}: model/, result.json, measurement.parquet, config.json, cells/")
+        with self.talk.bar("Writing the report") as bar:
+            report(self.folder, progress=bar)
+        self.talk.say(
+            f"Written to {self.folder}: model/, result.json, report.html, measurement.parquet, config.json, cells/"
+        )
         return result
 
     def _train(self, chosen: str, rate: float) -> Record:
