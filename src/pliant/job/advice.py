@@ -179,6 +179,7 @@ class Advisor:
                 device=self.device,
                 progress=bar,
             )
+        found = replace(found, provenance={**found.provenance, "target": self.data.name})
         found.save(self.folder / "measurement.parquet")
         pairs = f"{source} against {self.data.name}" if source else f"pairs within {self.data.name}"
         self.talk.table(
