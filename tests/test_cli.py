@@ -106,3 +106,30 @@ def test_advise_stops_before_training(tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["chosen"] in ("ln1", "ln2")
     assert not (tmp_path / "o" / "model").exists()
+
+
+def test_probe_prints_the_line_to_beat(capsys):
+    assert run(["probe", "--train", "60", "--validation", "50", "--test", "40", "--layer", "blocks", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert len(rows) == 6
+    assert all(row["n"] == 40 for row in rows)
+
+
+def test_two_measurements_side_by_side(tmp_path, capsys):
+    names = [str(tmp_path / f"{pairs}.json") for pairs in ("all", "matched")]
+    for name, pairs in zip(names, ("all", "matched"), strict=True):
+        assert run(["measure", "--source", "fashion-sample", "--pairs", pairs, "--out", name, *QUICK]) == 0
+    capsys.readouterr()
+    assert run(["measure", *names, "--compare", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {"plasticity_a", "plasticity_b", "difference"} <= set(found["by_role"][0])
+    assert run(["measure", names[0], "--compare"]) == 1
+    assert "expected two saved measurements" in capsys.readouterr().err
+
+
+def test_measuring_stops_when_sure(capsys):
+    assert run(["measure", "--until", "20%", "--batch-size", "8", "--device", "cpu", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert all(row["stderr"] < 0.2 * row["plasticity"] for row in found["by_role"])
+    assert run(["measure", "--until", "soon"]) == 1
+    assert "expected a share such as 2%" in capsys.readouterr().err

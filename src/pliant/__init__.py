@@ -19,7 +19,8 @@ from pliant.terms import Preprocessing
 if TYPE_CHECKING:
     from pliant.components import Anatomy, Component, Family
     from pliant.data.audit import audit
-    from pliant.job import TuneResult, advise, tune
+    from pliant.job import TuneResult, advise, probe, tune
+    from pliant.landscapes import landscape
     from pliant.measuring import Measurement, measure
     from pliant.measuring.bounds import bounds
     from pliant.measuring.bounds_report import BoundsReport
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from pliant.models import Loaded, from_module
     from pliant.reporting import report
     from pliant.sweeping import SweepResult, sweep
-    from pliant.tuning import probe
 
 _HOMES = {
     "Anatomy": "pliant.components",
@@ -43,8 +43,9 @@ _HOMES = {
     "audit": "pliant.data.audit",
     "bounds": "pliant.measuring.bounds",
     "from_module": "pliant.models",
+    "landscape": "pliant.landscapes",
     "measure": "pliant.measuring",
-    "probe": "pliant.tuning",
+    "probe": "pliant.job",
     "report": "pliant.reporting",
     "sweep": "pliant.sweeping",
     "tune": "pliant.job",
@@ -66,6 +67,7 @@ __all__ = [
     "audit",
     "bounds",
     "from_module",
+    "landscape",
     "measure",
     "probe",
     "report",

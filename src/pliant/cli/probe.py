@@ -1,0 +1,51 @@
+"""`pliant probe`: linear probing."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from pliant.cli.app import app
+from pliant.cli.options import Data, Device, Json, Model, Seed
+
+
+@app.command()
+def probe(
+    model: Model = "bundled",
+    data: Data = "digits",
+    layer: Annotated[
+        Literal["last", "blocks", "all"],
+        typer.Option("--layer", help="The last block's output, every block's, or every component's as well."),
+    ] = "last",
+    pooling: Annotated[
+        Literal["mean", "cls"], typer.Option("--pooling", help="Over tokens, or the class token.")
+    ] = "mean",
+    train: Annotated[int | None, typer.Option("--train", min=1, help="At most so many training images.")] = None,
+    validation: Annotated[int | None, typer.Option("--validation", min=1, help="At most so many to choose on.")] = None,
+    test: Annotated[int | None, typer.Option("--test", min=1, help="At most so many test images.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the table, as .parquet.")] = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Fit a linear classifier on frozen features: the line that tuning has to beat.
+
+    Example: `pliant probe --model facebook/dinov2-small --data folder:photos --layer blocks`
+    """
+    from pliant.cli.console import ConsoleTalk
+    from pliant.job import probe as library_probe
+
+    talk = ConsoleTalk(stderr=json)
+    limits = {"train": train, "validation": validation, "test": test}
+    found = library_probe(model, data, layer=layer, pooling=pooling, seed=seed, device=device, talk=talk, **limits)
+    frame = found.frame
+    if out is not None:
+        frame.to_parquet(out)
+        talk.say(f"Written to {out}")
+    if json:
+        typer.echo(frame.to_json(orient="records", indent=1))
+        return
+    note = f"logistic regression on {pooling} features; C chosen on validation, test images read once; interval: Wilson"
+    talk.table(f"Linear probe of {model} on {data}", frame, note=note)
+    for line in found.notes:
+        talk.say(f"Note: {line}")
