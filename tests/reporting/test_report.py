@@ -9,12 +9,13 @@ from pliant.errors import DataError, UnknownNameError
 from pliant.reporting import page as page_module
 from pliant.reporting import report
 from pliant.reporting.analysis import analyse, family_of, split
+from pliant.reporting.charts import draw_plasticity_by_role, plasticity_by_role
 from pliant.reporting.claims import claims
 from pliant.reporting.findings import answer, asked, warnings
 from pliant.reporting.material import read
-from pliant.reporting.model_sections import step_rows
 from pliant.reporting.page import embedded
 from pliant.reporting.report import sections
+from pliant.reporting.run_sections import step_rows
 from pliant.runs import record_table
 from reporting import synthetic
 from reporting.browser import Browser, chromium
@@ -191,6 +192,11 @@ class TestBadInput:
     def test_cells_that_did_not_read_the_test_images(self, tmp_path):
         synthetic.store(tmp_path, synthetic.cells(seeds=(0,), variants=("mha",), read_test=False))
         assert "There is no answer yet" in words(tmp_path)
+        (figure,) = [f for s in sections(read(tmp_path), ()) for f in s.figures]
+        assert figure.title == "Validation accuracy so far"
+        assert figure.data["outcome"].tolist().count("tie") == 1
+        synthetic.store(tmp_path, synthetic.cells(seeds=(1,), variants=("mha",), read_test=False))
+        assert "The runs differ in more than component set and learning rate" in words(tmp_path)
 
     def test_damage_is_said_not_fatal(self, sweep, tmp_path):
         folder = tmp_path / "copy"
@@ -360,3 +366,49 @@ class TestBrowser:
         assert browser.run("document.querySelector('h1').textContent").startswith("<script>")
         assert browser.run("document.querySelectorAll('script:not([type])').length") == 2
         assert browser.run("document.documentElement.dataset.errors") == "[]"
+
+
+@pytest.mark.skipif(chromium() is None, reason="needs Chromium (Debian packages chromium, chromium-driver)")
+def test_one_chart_as_a_page_of_its_own(browser, tmp_path):
+    figure = draw_plasticity_by_role(plasticity_by_role(synthetic.measurement(model=EVIL).frame.assign(model=EVIL)))
+    (path,) = figure.save(tmp_path, ["html"])
+    browser.open(path, width=800)
+    assert browser.complaints == []
+    assert browser.run("document.querySelectorAll('.chart svg.marks').length") == 1
+    assert browser.run("document.querySelector('h4').textContent") == EVIL
+    assert browser.run("document.querySelectorAll('nav').length") == 0
+
+
+def test_the_published_table_gives_the_published_statistics(tmp_path):
+    """Records with the paper's accuracies, through the whole path from a store to tables (PAPER.md, Results)."""
+    path = synthetic.Path(__file__).parents[1] / "reference" / "paper_table.csv"
+    published = pd.read_csv(path, comment="#").set_index("dataset")
+    sizes = {"mha": 28_348_416, "fc1": 28_348_416, "fc2": 28_320_768, "ln2": 18_432, "ln1": 18_432, "full": 85_798_656}
+    planned = synthetic.cells(data=tuple(published.index), variants=tuple(sizes), seeds=(0,), rates=(0.01,))
+    made = synthetic.store(tmp_path, planned, records=False)
+    for cell in planned:
+        correct = round(float(published.loc[cell.data, cell.variant]) * 100)
+        test = synthetic.Score.from_counts(10_000, correct)
+        found = synthetic.record(cell, test=test, trained_parameters=sizes[cell.variant])
+        synthetic.finish(made, found)
+    measured = synthetic.measurement()
+    order = {"mha": 5.0, "fc1": 4.0, "fc2": 3.0, "ln2": 2.0, "ln1": 1.0}
+    measured.by_role["plasticity"] = measured.by_role["role"].map(order)
+    measured.save(tmp_path / "measurement.parquet")
+    (series,) = analyse(read(tmp_path))
+    assert series.comparison.friedman.n == 11
+    means = dict(series.comparison.means)
+    assert {v: round(100 * m, 2) for v, m in means.items()} == {
+        "full": 90.85, "mha": 90.75, "fc1": 90.68, "fc2": 90.31, "ln2": 89.93, "ln1": 89.82,
+    }  # fmt: skip
+    spearman = {a.criterion: round(a.mean, 3) for a in series.comparison.spearman}
+    assert spearman == {"plasticity (insitu)": 0.484, "number of parameters": 0.484, "random": 0.0}
+    alone = series.alone
+    assert alone.components == ("fc1", "fc2", "ln1", "ln2", "mha")
+    assert round(alone.friedman.p, 4) == 0.0081
+    assert round(alone.families.friedman.p, 3) == 0.245
+    test, holm = alone.pairwise.of("mha", "ln1")
+    assert (round(test.wilcoxon_p, 4), round(holm, 3)) == (0.0029, 0.029)
+    assert round(alone.pairwise.of("mha", "fc1")[0].wilcoxon_p, 2) == 0.75
+    shown = {t.name: t.rows for s in sections(read(tmp_path), [series]) for t in s.tables}
+    assert any(row[:2] == ["ln1", "mha"] and "0.0029" in row and "0.029" in row for row in shown["pairs-alone"])

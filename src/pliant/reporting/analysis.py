@@ -44,6 +44,7 @@ class Series:
         robustness: over learning rates and seeds.
         scores: data sets x component sets, mean test accuracy; None if there is none.
         comparison: tests of the scores; None without scores.
+        alone: the same over single components only, as the paper compares them; None if there is nothing else.
         probes: data set to the linear probe's line.
         plasticity: role to measured plasticity on the series' model; empty if it was not measured.
         convention: of that measurement.
@@ -59,6 +60,7 @@ class Series:
     robustness: Robustness = field(repr=False)
     scores: pd.DataFrame | None = field(repr=False)
     comparison: Comparison | None = field(repr=False)
+    alone: Comparison | None = field(repr=False)
     probes: Mapping[str, ProbeLine] = field(repr=False)
     plasticity: Mapping[str, float]
     convention: str
@@ -140,6 +142,7 @@ def _series(label: str, values: dict[str, Any], runs: pd.DataFrame, material: Ma
         robustness=robustness(runs),
         scores=scores,
         comparison=None if scores is None else _compare(scores, plasticity, convention, parameters),
+        alone=_compare_alone(scores),
         probes=probes,
         plasticity=plasticity,
         convention=convention,
@@ -178,6 +181,14 @@ def _compare(
         criteria=criteria,
         parameters={r: parameters[r] for r in roles if r in parameters} or None,
     )
+
+
+def _compare_alone(scores: pd.DataFrame | None) -> Comparison | None:
+    """Compare single components, if there are several of them and other sets beside them."""
+    roles = [] if scores is None else [c for c in scores.columns if c in BLOCK_ROLES]
+    if scores is None or len(roles) < 2 or len(roles) == scores.shape[1]:
+        return None
+    return compare(scores[roles], families={str(name): family_of(str(name)) for name in scores.index})
 
 
 def family_of(data: str) -> str:

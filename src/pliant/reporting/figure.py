@@ -1,5 +1,6 @@
 """A figure: its data, its panels, one line on how to read it; and its files, made without a browser."""
 
+import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,6 +9,7 @@ from typing import Any, Literal, get_args
 
 import altair as alt
 import pandas as pd
+from PIL import Image
 
 from pliant.errors import UnknownNameError
 from pliant.reporting.palette import LIGHT, style_of, theme
@@ -188,8 +190,16 @@ def _render(spec: Mapping[str, Any], kind: str) -> bytes:
     if kind == "svg":
         return str(vl_convert.vegalite_to_svg(dict(spec), vl_version=version)).encode()
     if kind == "png":
-        return bytes(vl_convert.vegalite_to_png(dict(spec), vl_version=version, scale=2))
+        return small_png(vl_convert.vegalite_to_png(dict(spec), vl_version=version, scale=2))
     return bytes(vl_convert.vegalite_to_pdf(dict(spec), vl_version=version))
+
+
+def small_png(picture: bytes) -> bytes:
+    """Return the same picture in about a quarter of the bytes: without transparency, better compressed."""
+    written = io.BytesIO()
+    with Image.open(io.BytesIO(picture)) as opened:
+        opened.convert("RGB").save(written, "PNG", optimize=True)
+    return written.getvalue()
 
 
 def _page(figure: Figure) -> str:

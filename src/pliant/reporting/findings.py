@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from pliant.reporting.analysis import Series
-from pliant.reporting.material import Material
+from pliant.reporting.material import Material, short
 from pliant.stats import Choice, Comparison, Unavailable
 from pliant.terms import BLOCK_ROLES
 
@@ -24,7 +24,8 @@ def asked(material: Material, series: Sequence[Series]) -> str:
         chosen = config.get("components", "auto")
         what = "which components to train" if chosen == "auto" else f"how well training {chosen} does"
         budget = f", training at most {config['budget']} of the parameters" if config.get("budget") else ""
-        return f"On the images of {config.get('data', '?')}: {what} of {config.get('model', '?')}{budget}?"
+        data, model = (short(str(config.get(key, "?"))) for key in ("data", "model"))
+        return f"On the images of {data}: {what} of {model}{budget}?"
     if material.kind == "sweep":
         runs = material.runs
         if runs.empty:
@@ -45,7 +46,7 @@ def asked(material: Material, series: Sequence[Series]) -> str:
 
 
 def _listed(names: pd.Series, *, shown: int = 4) -> str:
-    unique = [str(n) for n in names.drop_duplicates()]
+    unique = [short(str(n)) for n in names.drop_duplicates()]
     more = f" and {len(unique) - shown} more" if len(unique) > shown else ""
     return ", ".join(unique[:shown]) + more
 

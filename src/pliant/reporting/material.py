@@ -84,8 +84,18 @@ class Material:
 
 def _label(measurement: Measurement) -> str:
     about = measurement.provenance
-    sides = [str(about[side]) for side in ("source", "target") if about.get(side)]
-    return f"{about.get('model', 'model')}: {' against '.join(sides)}, {about.get('convention', '?')}"
+    sides = [short(str(about[side])) for side in ("source", "target") if about.get(side)]
+    return f"{short(str(about.get('model', 'model')))}: {' against '.join(sides)}, {about.get('convention', '?')}"
+
+
+def short(name: str) -> str:
+    """Return a name as it fits on a chart: of a path only its last part; hub ids and names as they are.
+
+    >>> short("/data/models/dinov2-small/"), short("folder:/home/me/photos"), short("facebook/dinov2-small")
+    ('dinov2-small', 'folder:photos', 'facebook/dinov2-small')
+    """
+    kind, colon, path = name.rpartition(":") if name.partition(":")[0].isalpha() else ("", "", name)
+    return f"{kind}{colon}{Path(path).name}" if path.startswith(("/", ".", "~")) else name
 
 
 def read(path: str | Path) -> Material:
@@ -209,7 +219,8 @@ def _bounds(path: Path) -> pd.DataFrame:
             found = pd.DataFrame([*parts["components"], *(parts.get("paper") or [])])
             about = parts.get("provenance") or {}
             if "model" in about:
-                found = found.assign(model=f"{about['model']}: {about.get('convention', '')}".rstrip(": "))
+                label = f"{short(str(about['model']))}: {about.get('convention', '')}"
+                found = found.assign(model=label.rstrip(": "))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{path.name} holds no bounds that can be read ({error}).") from error
     if "bound" not in found.columns:

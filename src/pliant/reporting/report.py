@@ -13,10 +13,6 @@ from pliant.reporting.model_sections import (
     landscape_section,
     layers_section,
     plasticity_section,
-    race_section,
-    result_section,
-    step_rows,
-    training_section,
 )
 from pliant.reporting.page import render
 from pliant.reporting.provenance import cells_section, provenance_section
@@ -26,6 +22,13 @@ from pliant.reporting.results import (
     criterion_section,
     robustness_section,
     tests_section,
+)
+from pliant.reporting.run_sections import (
+    race_section,
+    result_section,
+    step_rows,
+    training_section,
+    validation_section,
 )
 from pliant.reporting.section import Section
 from pliant.runs import write_atomically
@@ -83,7 +86,9 @@ def sections(material: Material, series: Sequence[Series]) -> tuple[Section, ...
     if material.kind == "tune":
         found += [result_section(material), race_section(material)]
         found += [training_section(one, step_rows(one, material)) for one in series]
-    elif material.kind == "sweep" and series:
+    elif material.kind == "sweep" and not series:
+        found.append(validation_section(material))
+    elif material.kind == "sweep":
         for one in series:
             found += [accuracy_section(one), tests_section(one), criterion_section(one)]
         found.append(robustness_section(series))

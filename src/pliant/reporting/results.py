@@ -1,12 +1,14 @@
 """Sections on what a store's cells led to: accuracy, tests, robustness, cost, training."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pandas as pd
 
 from pliant.errors import ConfigError
 from pliant.reporting.analysis import Series
 from pliant.reporting.charts import (
+    POOLED,
     accuracy_and_cost,
     accuracy_by_set,
     criterion_and_outcome,
@@ -20,7 +22,6 @@ from pliant.reporting.charts import (
     rank_diagram,
     robustness_boxes,
 )
-from pliant.reporting.charts.accuracy import POOLED
 from pliant.reporting.figure import Figure
 from pliant.reporting.section import Section, attempt
 from pliant.reporting.tables import Table, columns, table
@@ -96,28 +97,31 @@ def tests_section(series: Series) -> Section:
     absent: list[str] = []
     figures: list[Figure] = []
     tables: list[Table] = []
-    for part in (found, found.families):
-        if part is None:
-            continue
-        suffix = "" if part.varied == "data set" else "-families"
-        absent += [reason for reason in part.unavailable if reason not in absent]
-        if not isinstance(part.critical_difference, Unavailable):
-            figures.append(draw_ranks(rank_diagram(part.critical_difference), part.critical_difference))
-        tables += _test_tables(part, suffix)
+    for whole, of in ((found, ""), (series.alone, " of single components")):
+        for part in (whole, whole.families) if whole is not None else ():
+            if part is None:
+                continue
+            absent += [reason for reason in part.unavailable if reason not in absent]
+            if not isinstance(part.critical_difference, Unavailable):
+                figure = draw_ranks(rank_diagram(part.critical_difference), part.critical_difference)
+                named = f"{figure.name}-alone" if of else figure.name
+                figures.append(replace(figure, name=named, title=figure.title.replace("ranks", f"ranks{of}")))
+            tables += _test_tables(part, of)
     if found.dropped_data:
         absent.append(f"Left out of the tests, for want of a score: {', '.join(found.dropped_data)}.")
     return Section(
         "Tests over data sets",
         "Two-sided; pairs are corrected by Holm over all pairs. Data sets that share images count once in the tests on "
-        "families.",
+        "families. Groups of more sets are told apart less easily, so single components are also compared alone.",
         tuple(figures),
         tuple(tables),
         tuple(absent),
     ).of(series.label)
 
 
-def _test_tables(part: Comparison, suffix: str) -> list[Table]:
-    over = "families" if suffix else "data sets"
+def _test_tables(part: Comparison, of: str) -> list[Table]:
+    over = "families" if part.varied == "family" else "data sets"
+    suffix = ("-families" if part.varied == "family" else "") + ("-alone" if of else "")
     tables = []
     test = part.friedman
     if not isinstance(test, Unavailable):
@@ -130,7 +134,7 @@ def _test_tables(part: Comparison, suffix: str) -> list[Table]:
             f"Friedman over {test.n} {over}: χ² = {test.statistic:.3g}, p = {test.p:.2g} (permutations: "
             f"{test.p_permutation:.2g}{'' if test.exact else ', sampled'}), Kendall's W = {test.concordance:.2f}."
         )
-        tables.append(table(f"ranks{suffix}", f"Mean ranks over {over}", frame, shown, note=note))
+        tables.append(table(f"ranks{suffix}", f"Mean ranks{of} over {over}", frame, shown, note=note))
     if not isinstance(part.pairwise, Unavailable):
         shown = columns(
             a=("a", "text"),
@@ -146,7 +150,7 @@ def _test_tables(part: Comparison, suffix: str) -> list[Table]:
             t_holm=("Holm ", "p"),
         )
         note = f"Paired over {part.n} {over}; from–to: 95 % interval of the mean difference; effect d: mean / std."
-        tables.append(table(f"pairs{suffix}", f"Pairs over {over}", part.pairwise.frame, shown, note=note))
+        tables.append(table(f"pairs{suffix}", f"Pairs{of} over {over}", part.pairwise.frame, shown, note=note))
     return tables
 
 

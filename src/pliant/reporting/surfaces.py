@@ -10,6 +10,7 @@ from PIL import Image
 
 from pliant.errors import ConfigError, MissingExtraError
 from pliant.reporting.charts.landscape import SCHEME, grid_of
+from pliant.reporting.figure import small_png
 from pliant.runs import write_atomically
 
 FRAMES = 24
@@ -51,7 +52,7 @@ def save_surfaces(
     path = folder / f"landscape-{kind}-3d.png"
     buffer = io.BytesIO()
     figure.savefig(buffer, dpi=160, format="png")
-    write_atomically(path, buffer.getvalue())
+    write_atomically(path, small_png(buffer.getvalue()))
     if not frames:
         return (path,)
     pictures = []

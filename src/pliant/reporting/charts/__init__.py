@@ -1,17 +1,6 @@
 """Charts: for each a function that computes its data, and one that draws them."""
 
-from pliant.reporting.charts.accuracy import (
-    accuracy_and_cost,
-    accuracy_by_set,
-    criterion_and_outcome,
-    draw_accuracy,
-    draw_cost,
-    draw_criterion,
-    draw_gain,
-    draw_robustness,
-    gain_by_set,
-    robustness_boxes,
-)
+from pliant.reporting.charts.accuracy import accuracy_by_set, draw_accuracy, draw_gain, gain_by_set
 from pliant.reporting.charts.components import (
     bounds_beside_measured,
     draw_bounds,
@@ -22,11 +11,14 @@ from pliant.reporting.charts.components import (
     plasticity_by_role,
     probe_by_depth,
 )
+from pliant.reporting.charts.cost import accuracy_and_cost, criterion_and_outcome, draw_cost, draw_criterion
 from pliant.reporting.charts.landscape import contour_lines, draw_landscape, map_cells
 from pliant.reporting.charts.ranks import draw_ranks, rank_diagram
+from pliant.reporting.charts.robustness import POOLED, draw_robustness, robustness_boxes
 from pliant.reporting.charts.training import draw_race, draw_training, race_trials, steps_to_loss, training_curves
 
 __all__ = [
+    "POOLED",
     "accuracy_and_cost",
     "accuracy_by_set",
     "bounds_beside_measured",

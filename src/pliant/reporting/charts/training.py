@@ -193,7 +193,8 @@ def draw_race(data: pd.DataFrame) -> Figure:
     top = float(best["accuracy"].iloc[0])
     floor = alt.Data(values=[{"low": float(best["low"].iloc[0]), "high": top}])
     band = alt.Chart(floor).mark_rect(style="quiet", opacity=0.6)
-    winner = alt.Chart(values(best[best["outcome"] == "chosen"])).mark_point(style="reference", size=260, strokeWidth=2)
+    won = best[best["outcome"] == "chosen"]
+    ring = alt.Chart(values(won)).mark_point(style="reference", size=260, strokeWidth=2).encode(x=x, y=y)
     chart = alt.layer(
         band.encode(y=alt.Y("low:Q", scale=alt.Scale(zero=False)), y2="high:Q"),
         base.mark_line(strokeWidth=1.5).encode(
@@ -201,7 +202,7 @@ def draw_race(data: pd.DataFrame) -> Figure:
         ),
         base.mark_rule().encode(x=x, y=alt.Y("low:Q", scale=alt.Scale(zero=False)), y2="high:Q"),
         base.mark_point(filled=True, size=55, opacity=1).encode(x=x, y=y, shape=shape, tooltip=tips),
-        winner.encode(x=x, y=y),
+        *([ring] if len(won) else []),
     )
     return Figure(
         "race",
