@@ -141,6 +141,17 @@ class TestSeries:
         planned = synthetic.cells(variants=("mha",)) + synthetic.cells(data=("pet",), variants=("mha",), steps=80)
         assert len(list(split(record_table([synthetic.record(c) for c in planned])))) == 1
 
+    def test_many_series_keep_their_tables(self, tmp_path):
+        planned = []
+        for decay in range(8):
+            planned += synthetic.cells(variants=("mha", "ln1"), seeds=(0,), rates=(0.1, 0.3), weight_decay=decay / 100)
+        synthetic.store(tmp_path, planned)
+        parts = sections(read(tmp_path), analyse(read(tmp_path)))
+        accuracy = [s for s in parts if s.title.startswith("Accuracy")]
+        assert [s.title for s in accuracy] == [f"Accuracy (weight decay {d / 100})" for d in range(8)]
+        assert [len(s.figures) for s in accuracy] == [1] * 6 + [0] * 2
+        assert all(len(s.tables) == 1 for s in accuracy)
+
     def test_families(self):
         assert family_of("cifar10-c-motion_blur:/data") == "cifar10"
         assert family_of("folder:/a/domainnet") == "folder:/a/domainnet"

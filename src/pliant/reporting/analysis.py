@@ -90,7 +90,9 @@ def analyse(material: Material) -> tuple[Series, ...]:
 
 
 def split(runs: pd.DataFrame) -> Iterator[tuple[str, dict[str, Any], pd.DataFrame]]:
-    """Yield label, fields and cells of every series: model and optimiser, and whatever else two like cells differ in.
+    """Yield label, fields and cells of every series, the largest first.
+
+    Series differ in model and optimiser, and in whatever else two cells differ in that are alike otherwise.
 
     Fields that follow from the data set (steps, limits) do not split: within a data set they are the same.
     """
@@ -106,9 +108,11 @@ def split(runs: pd.DataFrame) -> Iterator[tuple[str, dict[str, Any], pd.DataFram
     if not by:
         yield "", {}, runs
         return
+    found = []
     for key, part in runs.groupby(by, sort=False, dropna=False):
         values: dict[str, Any] = dict(zip(by, key, strict=True))
-        yield ", ".join(_shown(name, value) for name, value in values.items()), values, part
+        found.append((", ".join(_shown(name, value) for name, value in values.items()), values, part))
+    yield from sorted(found, key=lambda one: (-len(one[2]), one[0]))
 
 
 def _tells_apart(runs: pd.DataFrame, cell: list[str], name: str) -> bool:

@@ -1,6 +1,7 @@
 """From a folder to its report."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pliant.reporting.analysis import Series, analyse
@@ -34,6 +35,9 @@ from pliant.reporting.section import Section
 from pliant.runs import write_atomically
 
 Progress = Callable[[int, int], None]
+
+SERIES_SHOWN = 6
+"""Series with charts of their own; further ones have their table of results."""
 
 
 def report(
@@ -89,10 +93,11 @@ def sections(material: Material, series: Sequence[Series]) -> tuple[Section, ...
     elif material.kind == "sweep" and not series:
         found.append(validation_section(material))
     elif material.kind == "sweep":
-        for one in series:
+        for one in series[:SERIES_SHOWN]:
             found += [accuracy_section(one), tests_section(one), criterion_section(one)]
+        found += [replace(accuracy_section(one), figures=()) for one in series[SERIES_SHOWN:]]
         found.append(robustness_section(series))
-        for one in series:
+        for one in series[:SERIES_SHOWN]:
             curves = step_rows(one, material)
             found += [cost_section(one), training_section(one, curves), claims_section(one, curves)]
     found += [plasticity_section(material), bounds_section(material), layers_section(material)]
