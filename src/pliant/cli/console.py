@@ -11,6 +11,7 @@ import pandas as pd
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 SHOW_AFTER = 2.0
 """Seconds after which a job that is not finished shows a progress bar."""
@@ -24,7 +25,7 @@ class ConsoleTalk:
 
     def __init__(self, *, stderr: bool) -> None:
         """Print to stderr or stdout."""
-        self.console = Console(stderr=stderr, highlight=False, soft_wrap=not sys.stdout.isatty())
+        self.console = Console(stderr=stderr, highlight=False, emoji=False, soft_wrap=not sys.stdout.isatty())
 
     def say(self, text: str) -> None:
         """Print one sentence."""
@@ -41,7 +42,7 @@ class ConsoleTalk:
         """Show a bar that appears when the job takes longer than two seconds; a line at the end either way."""
         began = spoke = time.monotonic()
         columns = (
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -72,7 +73,7 @@ class ConsoleTalk:
 
 def rendered(title: str, frame: pd.DataFrame) -> Table:
     """Turn a frame into a table for the terminal; numbers are right-aligned and rounded, missing ones a dash."""
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
+    table = Table(title=Text(title), title_justify="left", title_style="bold", header_style="bold")
     for name in frame.columns:
         numeric = pd.api.types.is_numeric_dtype(frame[name]) and not pd.api.types.is_bool_dtype(frame[name])
         table.add_column(str(name), justify="right" if numeric else "left", overflow="fold")

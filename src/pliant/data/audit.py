@@ -64,7 +64,7 @@ def audit(data: Any, *, progress: Progress | None = None) -> Audit:
 
     Kinds of findings: unreadable, empty-class, no-class-folders, single-class, uneven-depth, unknown-class, no-split,
     two-splits, no-train; duplicate-across-splits, conflicting-labels, duplicate (equal pixels); tiny-class, imbalance,
-    missing-class, blank, small-images; converted, hidden-folder, other-files.
+    too-few, missing-class, blank, small-images; converted, hidden-folder, other-files.
 
     Args:
         data: a name, such as folder:PATH, or an object, as `load` takes it.
@@ -180,6 +180,10 @@ def _report_classes(seen: _Seen, sets: dict[str, ImageSet]) -> None:
         if count < TINY_CLASS:
             detail = f"{count} training images; expected {TINY_CLASS} or more to learn from and to split"
             seen.findings.append(Finding("tiny-class", "warning", name, detail))
+    held = [name for name in ("validation", "test") if name not in sets]
+    if held and (need := (1 + len(held)) * len(counts)) > sum(counts.values()):
+        detail = f"{sum(counts.values())} images of {len(counts)} classes are too few to split off {' and '.join(held)}"
+        seen.findings.append(Finding("too-few", "error", "train", f"{detail}; {need} or more are needed"))
     large, small = max(counts, key=lambda c: counts[c]), min(counts, key=lambda c: counts[c])
     if counts[large] >= IMBALANCE * counts[small]:
         detail = f"{large!r} has {counts[large]} training images, {small!r} {counts[small]}: look at macro accuracy"

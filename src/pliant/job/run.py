@@ -101,6 +101,6 @@ def _converged(record: Record) -> Record:
         rate = record.cell.learning_rate
         raise DivergedError(
             f"diverged at step {record.diverged_at}: the loss of {record.cell.variant} at learning rate {rate:g} was "
-            f"not finite. Lower the learning rate, for instance --learning-rate {rate / 3:.1g}."
+            f"not finite. Lower the learning rate, or leave --learning-rate out: then the best of a grid is taken."
         )
     return record

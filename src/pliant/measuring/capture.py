@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pliant.components import Anatomy, Component
-from pliant.errors import MeasurementError
+from pliant.errors import DataError, MeasurementError, PliantError
 
 Inputs = Tensor | Mapping[str, Tensor]
 """Pixel values (batch, channels, height, width), token ids (batch, tokens), or keyword arguments of the model."""
@@ -116,6 +116,16 @@ def run(model: nn.Module, inputs: Inputs) -> None:
             model(inputs, **more)
     except StopForward:
         pass
+    except PliantError:
+        raise
+    except (RuntimeError, AssertionError, ValueError, IndexError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        shapes = {k: tuple(v.shape) for k, v in inputs.items()} if isinstance(inputs, Mapping) else tuple(inputs.shape)
+        raise DataError(
+            f"{type(model).__name__} could not take a batch of shape {shapes}: {str(error).splitlines()[0]}. Give "
+            "images of the size and channels, or tokens of the length, that the model expects."
+        ) from error
 
 
 def _unmasked(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:

@@ -105,6 +105,10 @@ def items_of(
         DataError: nothing to measure on, or a tensor that is no batch.
         ConfigError: images for a model that does not say what it expects of an image.
     """
+    if isinstance(data, np.ndarray):
+        data = torch.from_numpy(data)
+    if isinstance(data, list | tuple) and data and all(isinstance(item, Tensor) for item in data):
+        raise DataError(f"{side}: got {len(data)} tensors in a {type(data).__name__}; pass torch.stack(...) of them")
     if isinstance(data, Tensor):
         return TensorItems(f"tensor {tuple(data.shape)}", _checked(data, side))
     if isinstance(data, Mapping):
@@ -132,7 +136,12 @@ def _checked(values: Tensor, side: str) -> Tensor:
             f"{side}: got a tensor of shape {tuple(values.shape)}; expected pixel values (batch, channels, height, "
             "width) or token ids (batch, tokens), at least one item"
         )
-    return values
+    if values.ndim == 4 and not values.is_floating_point():
+        raise DataError(
+            f"{side}: got pixels of type {values.dtype}; expected pixel values as the model takes them, scaled and "
+            "normalised, in floating point (pliant.data.pixel_values makes them from uint8 images)"
+        )
+    return values.float() if values.ndim == 4 else values
 
 
 def _mapping_items(data: Mapping[str, Any], side: str) -> MappingItems:
