@@ -57,3 +57,46 @@ def ends(events: Iterable[Event]) -> dict[str, str]:
 
 def records(store: Store, cells: Iterable[CellConfig]) -> list[Record | None]:
     return [store.record(cell) for cell in cells]
+
+
+def twelve(model: Path | str, **axes: list[Any]) -> Recipe:
+    """Twelve cells, each long enough to be killed in the midst of it."""
+    return make_recipe(
+        model, name="twelve", **{"components": ["mha", "ln1", "fc1"], "seed": [0, 1], "learning_rate": [0.1, 0.3],
+        "steps": [60], "eval_every": [5], **axes}
+    )  # fmt: skip
+
+
+def drive(recipe: Recipe, out: Path, begun: Any, **options: Any) -> None:
+    """Run a sweep in a process that is to be killed; write into a journal which cells were started."""
+    from pliant.sweeping import sweep
+
+    def listener(event: Event, standing: object) -> None:
+        if event.kind == "started" and event.job == "cell":
+            with (out / "journal").open("a") as journal:
+                journal.write(f"{event.cell.id}\n")
+            begun.set()
+
+    sweep(recipe, out=out, checkpoint_seconds=0, listener=listener, **options)
+
+
+def command(arguments: list[str], said: Path) -> None:
+    """Run a command as a terminal does: in a group of processes of its own, what it says in a file."""
+    import os
+    import sys
+
+    from pliant.cli.app import run
+
+    os.setpgid(0, 0)
+    with said.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.stdout = sys.stderr = open(1, "w", closefd=False)
+    sys.exit(run(arguments))
+
+
+def away(cell: CellConfig, scratch: Path) -> None:
+    """Train a cell as a machine of a cluster does, in a process that is to be killed."""
+    from pliant.sweeping.worker import Worker, train_away
+
+    train_away(Worker(checkpoint_seconds=0), cell, scratch=scratch)

@@ -1,8 +1,9 @@
 """The contract of engines, over all of them."""
 
+import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,20 +17,37 @@ from pliant.sweeping.jobs import CellJob, ProbeJob
 from pliant.sweeping.worker import share_of_cores
 from sweeping.small_sweep import ends, make_recipe, outcomes
 
-KINDS = {"local": ("local", Settings(threads=1)), "workers": ("local", Settings(workers=2)), "ray": ("ray", Settings())}
+KINDS = {
+    "local": ("local", Settings(threads=1)),
+    "workers": ("local", Settings(workers=2)),
+    "ray": ("ray", Settings(workers=1)),
+}
 
 
 def test_every_engine_is_tested():
     assert {name for name, _ in KINDS.values()} == set(ENGINES)
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    name, settings = KINDS[request.param]
-    if name == "ray":
-        pytest.importorskip("ray", reason="Ray is not installed")
-    with make_engine(name, settings) as made:
-        yield made
+@pytest.fixture(scope="module")
+def made() -> Iterator[Callable[[str], Engine]]:
+    """Makes each engine once: starting one takes seconds."""
+    engines: dict[str, Engine] = {}
+    with contextlib.ExitStack() as stack:
+
+        def get(kind: str) -> Engine:
+            name, settings = KINDS[kind]
+            if name == "ray":
+                pytest.importorskip("ray", reason="Ray is not installed")
+            if kind not in engines:
+                engines[kind] = stack.enter_context(make_engine(name, settings))
+            return engines[kind]
+
+        yield get
+
+
+@pytest.fixture(params=KINDS)
+def engine(request: pytest.FixtureRequest, made: Callable[[str], Engine]) -> Engine:
+    return made(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +133,7 @@ def outcomes_of(store: Store, cell: CellConfig) -> tuple[object, bytes]:
 # --- workers that die -------------------------------------------------------------------------------------------------
 
 
-def test_a_killed_worker_costs_no_cell(some, alone, tmp_path: Path):
+def test_a_killed_worker_costs_no_cell(made, some, alone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     store, events = Store(tmp_path), []
 
     def listen(event: Event) -> None:
@@ -124,26 +142,26 @@ def test_a_killed_worker_costs_no_cell(some, alone, tmp_path: Path):
             owner = store.entry(event.cell).owner
             os.kill(int(owner.split()[1]), signal.SIGKILL)
 
-    with make_engine("local", Settings(workers=2)) as engine:
-        engine.run([CellJob(cell, tmp_path) for cell in some], listen=listen)
-        assert [event.kind for event in events].count("lost") == 1
-        lost = next(event for event in events if event.kind == "lost")
-        assert "ended by signal 9" in lost.text
-        assert set(ends(events).values()) == {"done"}
-        assert outcomes(store) == alone
-        # What is killed again and again is given up.
-        events.clear()
-        again = some[0].replace(seed=7)
+    engine = made("workers")
+    engine.run([CellJob(cell, tmp_path) for cell in some], listen=listen)
+    assert [event.kind for event in events].count("lost") == 1
+    lost = next(event for event in events if event.kind == "lost")
+    assert "ended by signal 9" in lost.text
+    assert set(ends(events).values()) == {"done"}
+    assert outcomes(store) == alone
+    # What was tried often enough is given up.
+    events.clear()
+    again = some[0].replace(seed=7)
 
-        def kill(event: Event) -> None:
-            events.append(event)
-            if event.kind == "started":
-                os.kill(int(store.entry(event.cell).owner.split()[1]), signal.SIGKILL)
+    def kill(event: Event) -> None:
+        events.append(event)
+        if event.kind == "started":
+            os.kill(int(store.entry(event.cell).owner.split()[1]), signal.SIGKILL)
 
-        engine._retries = 1
-        engine.run([CellJob(again, tmp_path)], listen=kill)
-        assert ends(events) == {again.id: "failed"}
-        assert "its worker process died 2 times; the last one was ended by signal 9" in store.record(again).error
+    monkeypatch.setattr(engine, "_retries", 0)
+    engine.run([CellJob(again, tmp_path)], listen=kill)
+    assert ends(events) == {again.id: "failed"}
+    assert "its worker process died 1 times; the last one was ended by signal 9" in store.record(again).error
 
 
 # --- settings that cannot be ------------------------------------------------------------------------------------------
@@ -163,7 +181,7 @@ def test_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_an_unknown_engine():
-    with pytest.raises(UnknownNameError, match="unknown engine 'lokal'. Did you mean 'local'"):
+    with pytest.raises(UnknownNameError, match=r"unknown engine 'lokal'. Did you mean 'local'"):
         make_engine("lokal", Settings())
 
 
@@ -180,7 +198,7 @@ def test_a_store_that_cannot_be_written_stops_the_work(some, tmp_path: Path, mon
     events: list[Event] = []
     with (
         make_engine("local", Settings()) as engine,
-        pytest.raises(StoreError, match="nothing of the last 3 jobs could be stored: .*the disk is full"),
+        pytest.raises(StoreError, match=r"nothing of the last 3 jobs could be stored: .*the disk is full"),
     ):
         engine.run([CellJob(cell, tmp_path) for cell in some], listen=events.append)
     assert [event.kind for event in events] == ["started", "kept"] * 3 + ["unstored"] * 3

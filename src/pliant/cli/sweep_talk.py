@@ -122,7 +122,8 @@ def print_plan(plan: Plan, *, json: bool) -> None:
         typer.echo(json_module.dumps(plan.to_json(), indent=1))
         return
     talk = ConsoleTalk(stderr=False)
-    talk.table(f"{plan.recipe}: {len(plan.cells)} cells, {len(plan.missing)} to run", plan.frame)
+    table, same = _compact(plan.frame)
+    talk.table(f"{plan.recipe}: {len(plan.cells)} cells, {len(plan.missing)} to run", table, note=same)
     if plan.share < 1:
         talk.say(f"With --prune: {plan.share:.0%} of the steps")
     time_needed = "not known" if plan.seconds is None else f"about {duration(plan.seconds)}"
@@ -142,7 +143,7 @@ def print_result(result: SweepResult, *, json: bool) -> None:
     else:
         talk = ConsoleTalk(stderr=False)
         if not result.table.empty:
-            talk.table(f"Sweep {result.recipe}", result.table, note=_about(result))
+            talk.table(f"Sweep {result.recipe}", _printed(result.table), note=_about(result))
         talk.say(f"{_counted(result)} in {duration(result.seconds)}; results in {result.folder}")
     if not result.complete:
         raise TrainingError(_incomplete(result))
@@ -154,20 +155,64 @@ def print_store(entries: pd.DataFrame, problems: tuple[str, ...], *, folder: str
     states = list(entries["state"]) if len(entries) else []
     title = ", ".join(f"{states.count(state)} {state}" for state in STATES if state in states) or "no cells"
     if len(entries):
-        talk.table(f"{folder}: {title}", entries)
+        table, same = _compact(entries)
+        talk.table(f"{folder}: {title}", table, note=same)
     else:
         talk.say(f"{folder}: {title}")
     for problem in problems:
         talk.say(f"Problem: {problem}")
 
 
+def _compact(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """Take out columns that have one value throughout, and say them in a sentence."""
+    if len(table) < 2:
+        return table, ""
+    same = [name for name in table.columns if name not in _KEPT and table[name].nunique(dropna=False) == 1]
+    said = [f"{name} {table[name].iloc[0]}" for name in same if str(table[name].iloc[0]) not in ("", "nan", "None")]
+    return table.drop(columns=same), f"all: {'; '.join(said)}" if said else ""
+
+
+_KEPT = ("id", "state", "train", "cells")
+"""Columns that are shown even if they have one value throughout."""
+
+_NAMES = ("model", "data", "train", "optimizer")
+
+
+def _printed(table: pd.DataFrame) -> pd.DataFrame:
+    """Bring the summary into fewer and shorter columns."""
+    rows = []
+    for row in table.to_dict("records"):
+        own: dict[str, Any] = {name: value for name, value in row.items() if name in _NAMES}
+        own["rate"] = "" if pd.isna(row["learning rate"]) else f"{row['learning rate']:g}"
+        own["trained"] = "" if pd.isna(row["parameters"]) else f"{row['parameters']:,}"
+        own["val."] = _percent(row["validation"])
+        own["test"] = " ± ".join(filter(None, (_percent(row["test accuracy"]), _percent(row["std"]))))
+        own |= {"by rate": _percent(row["std over rates"]), "by seed": _percent(row["std over seeds"])}
+        own["diverged"] = row["diverged"]
+        rows.append(own)
+    printed = pd.DataFrame(rows)
+    return printed if (printed["diverged"].fillna(0) > 0).any() else printed.drop(columns="diverged")
+
+
+def _percent(value: float) -> str:
+    return "" if pd.isna(value) else f"{value:.1%}"
+
+
 def _about(result: SweepResult) -> str:
-    pruned = f"; pruned: {result.share:.0%} of the steps of all cells" if result.pruned else ""
-    return (
-        "learning rate by mean validation accuracy over seeds (edge: at which end of its grid it lies); test accuracy "
-        "of those cells, std over seeds; std over rates and over seeds: of all cells of the row; diverged cells are "
-        f"not averaged in{pruned}"
-    )
+    seeds = sorted({int(number) for number in result.table["seeds"].dropna()})
+    parts = [
+        "rate: by mean validation accuracy over seeds; test: accuracy of those cells ± std over "
+        f"{' or '.join(map(str, seeds))} seeds; by rate, by seed: std over rates and over seeds of all cells of the row"
+    ]
+    ends = result.table[result.table["edge"].isin(["low", "high"])]
+    if len(ends):
+        named = ", ".join(f"{row['train']} ({row['edge']})" for row in ends.to_dict("records")[:8])
+        parts.append(f"the best rate is at the end of its grid, and a better one may lie beyond: {named}")
+    if result.counts["diverged"]:
+        parts.append(f"{result.counts['diverged']} diverged cells are not averaged in")
+    if result.pruned:
+        parts.append(f"pruned: {result.share:.0%} of the steps of all cells")
+    return "; ".join(parts)
 
 
 def _counted(result: SweepResult) -> str:

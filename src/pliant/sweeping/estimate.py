@@ -190,7 +190,7 @@ def _row(members: Sequence[Planned]) -> dict[str, object]:
         "data": cell.data,
         "train": cell.variant,
         "optimizer": cell.optimizer,
-        "learning rates": ", ".join(f"{rate:g}" for rate in dict.fromkeys(m.cell.learning_rate for m in members)),
+        "rates": ", ".join(f"{rate:g}" for rate in dict.fromkeys(m.cell.learning_rate for m in members)),
         "seeds": ", ".join(str(seed) for seed in dict.fromkeys(m.cell.seed for m in members)),
         "steps": cell.steps,
         "cells": len(members),

@@ -23,7 +23,7 @@ class Listing:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """One row for each cell: id, state, what it is, its accuracies, or why it failed, or who runs it."""
+        """One row for each cell: start of its id, state, what it is, its accuracies, why it failed, or who runs it."""
         return pd.DataFrame([_row(entry) for entry in self.entries])
 
     def to_json(self) -> dict[str, object]:
@@ -69,16 +69,20 @@ def _row(entry: Entry) -> dict[str, object]:
     elif record is not None and record.status == "diverged":
         note = f"diverged at step {record.diverged_at}"
     return {
-        "id": cell.id,
+        "id": cell.id[:8],
         "state": entry.state,
         "model": cell.model,
         "data": cell.data,
-        "trained": cell.variant,
+        "train": cell.variant,
         "optimizer": cell.optimizer,
-        "learning rate": cell.learning_rate,
+        "rate": cell.learning_rate,
         "seed": cell.seed,
         "steps": cell.steps,
-        "validation": None if record is None else record.validation_accuracy,
-        "test accuracy": None if record is None or record.test is None else record.test.accuracy,
+        "validation": "" if record is None else _percent(record.validation_accuracy),
+        "test": "" if record is None or record.test is None else _percent(record.test.accuracy),
         "note": note if len(note) <= 120 else note[:117] + "...",
     }
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"

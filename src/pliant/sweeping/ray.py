@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import socket
 import time
 import traceback
 from collections import Counter, deque
@@ -21,6 +22,8 @@ LOOK_SECONDS = 1.0
 
 WAIT_SECONDS = 30.0
 """Time after which it is said that there is no room for a worker, and again and again."""
+
+CONNECT_SECONDS = 10.0
 
 FALSE_STARTS = 5
 """So many workers in a row that end before they have begun are no accident."""
@@ -250,12 +253,24 @@ def _connect(ray: Any, settings: Settings) -> None:
     address = settings.address or os.environ.get("RAY_ADDRESS") or "local"
     options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     try:
+        _knock(address)
         ray.init(address=address, log_to_driver=False, configure_logging=False, **options)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+    except (OSError, RuntimeError, ValueError) as error:  # ConnectionError and TimeoutError are OSErrors
         raise ConfigError(
             f"no Ray cluster at {address!r}: {str(error).strip().splitlines()[0]}. Start one with `ray start --head`, "
             "or leave out --address to start one on this machine"
         ) from error
+
+
+def _knock(address: str) -> None:
+    """See whether anything listens at HOST:PORT; Ray itself would try for many minutes.
+
+    Raises:
+        OSError: nothing does.
+    """
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
 
 
 def _shown(resources: Mapping[str, float]) -> str:

@@ -138,7 +138,7 @@ def _probe_row(line: ProbeLine) -> dict[str, object]:
     return {
         "model": line.key.model,
         "data": line.key.data,
-        "train": "(linear probe)",
+        "train": "linear-probe",
         "optimizer": "",
         "parameters": None,
         "edge": "",
