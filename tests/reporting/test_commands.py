@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -46,3 +48,9 @@ def test_landscape(tmp_path, capsys):
 def test_landscape_of_an_unknown_component(tmp_path, capsys):
     assert run(["landscape", "-c", "atention", "--images", "12", "--out", str(tmp_path)]) == 1
     assert "unknown component 'atention'" in capsys.readouterr().err
+
+
+def test_a_store_is_reported_without_torch():
+    code = "import sys, pliant.reporting; sys.exit(1 if {'torch', 'transformers'} & set(sys.modules) else 0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

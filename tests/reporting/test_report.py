@@ -111,7 +111,7 @@ class TestSeries:
     def test_several_data_sets_and_optimisers(self, tmp_path):
         data = ("cifar10", "cifar10-c-snow", "pet", "flowers102")
         sets = ("full", "mha", "fc1", "ln1")
-        planned = synthetic.cells(data=data, variants=sets, seeds=(0, 42), rates=(0.03, 0.1, 0.3))
+        planned = synthetic.cells(data=data, variants=sets, seeds=(0, 42), rates=(0.03, 0.1))
         planned += synthetic.cells(data=data[:2], variants=("mha", "ln1"), seeds=(0,), rates=(1e-3,), optimizer="adamw")
         synthetic.store(tmp_path, planned)
         material = read(tmp_path)
@@ -143,13 +143,13 @@ class TestSeries:
 
     def test_many_series_keep_their_tables(self, tmp_path):
         planned = []
-        for decay in range(8):
-            planned += synthetic.cells(variants=("mha", "ln1"), seeds=(0,), rates=(0.1, 0.3), weight_decay=decay / 100)
+        for decay in range(7):
+            planned += synthetic.cells(variants=("mha", "ln1"), seeds=(0,), rates=(0.1,), weight_decay=decay / 100)
         synthetic.store(tmp_path, planned)
         parts = sections(read(tmp_path), analyse(read(tmp_path)))
         accuracy = [s for s in parts if s.title.startswith("Accuracy")]
-        assert [s.title for s in accuracy] == [f"Accuracy (weight decay {d / 100})" for d in range(8)]
-        assert [len(s.figures) for s in accuracy] == [1] * 6 + [0] * 2
+        assert [s.title for s in accuracy] == [f"Accuracy (weight decay {d / 100})" for d in range(7)]
+        assert [len(s.figures) for s in accuracy] == [1] * 6 + [0]
         assert all(len(s.tables) == 1 for s in accuracy)
 
     def test_families(self):
@@ -277,16 +277,16 @@ class TestOtherFolders:
 
 
 def test_thousands_of_cells(tmp_path, monkeypatch, no_scripts):
-    """Pages aggregate: 3,080 runs of 11 data sets fit, although none is left out of the numbers."""
+    """Pages aggregate: 1,232 runs of 11 data sets fit, although none is left out of the numbers."""
     names = [f"set{i}" for i in range(11)]
-    planned = synthetic.cells(data=names, seeds=tuple(range(10)))
+    planned = synthetic.cells(data=names, seeds=(0, 1, 2, 3))
     records = tuple(synthetic.record(c) for c in planned)
     (tmp_path / "cells").mkdir()
     monkeypatch.setattr("pliant.reporting.material._cells", lambda path, problems: (records, {"done": len(records)}))
     page = report(tmp_path)
-    assert page.stat().st_size < 3_000_000
+    assert page.stat().st_size < 2_500_000
     text = page.read_text()
-    assert "600 of 3080 rows are shown here" in text
+    assert "600 of 1232 rows are shown here" in text
     assert len(json.loads(re.search(r'id="specs">(.*?)</script>', text)[1])) < 100
 
 

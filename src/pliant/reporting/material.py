@@ -9,15 +9,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import pandas as pd
 
 from pliant.errors import DataError, PliantError
-from pliant.measuring.files import read_measurement
-from pliant.measuring.measurement import Measurement
 from pliant.runs import Record, Store, record_table
 from pliant.runs.probes import ProbeLine, read_probes
+
+if TYPE_CHECKING:  # measuring imports torch, which takes seconds; a store alone needs none of it
+    from pliant.measuring.measurement import Measurement
 
 Kind = Literal["sweep", "tune", "measurement"]
 Read = TypeVar("Read")
@@ -51,7 +52,7 @@ class Material:
     runs: pd.DataFrame = field(default_factory=pd.DataFrame, repr=False)
     states: Mapping[str, int] = field(default_factory=dict)
     probes: tuple[ProbeLine, ...] = field(default=(), repr=False)
-    measurements: tuple[tuple[str, Measurement], ...] = field(default=(), repr=False)
+    measurements: tuple[tuple[str, "Measurement"], ...] = field(default=(), repr=False)
     bounds: pd.DataFrame = field(default_factory=pd.DataFrame, repr=False)
     layers: pd.DataFrame = field(default_factory=pd.DataFrame, repr=False)
     landscapes: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
@@ -71,7 +72,7 @@ class Material:
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
     @property
-    def labelled(self) -> tuple[tuple[str, Measurement], ...]:
+    def labelled(self) -> tuple[tuple[str, "Measurement"], ...]:
         """Measurements with a label that tells them apart: model, data, convention; the file where these are alike."""
         labels = [_label(m) for _, m in self.measurements]
         twice = {label for label, count in Counter(labels).items() if count > 1}
@@ -82,7 +83,7 @@ class Material:
         )
 
 
-def _label(measurement: Measurement) -> str:
+def _label(measurement: "Measurement") -> str:
     about = measurement.provenance
     sides = [short(str(about[side])) for side in ("source", "target") if about.get(side)]
     return f"{short(str(about.get('model', 'model')))}: {' against '.join(sides)}, {about.get('convention', '?')}"
@@ -121,7 +122,7 @@ def read(path: str | Path) -> Material:
         runs=record_table(records),
         states=states,
         probes=read_probes(path),
-        measurements=tuple(_tables(path, "measurement", read_measurement, problems)),
+        measurements=tuple(_tables(path, "measurement", _measurement, problems)),
         bounds=_joined(_tables(path, "bounds", _bounds, problems), "model"),
         layers=_joined(_tables(path, "probe", _frame, problems), "data"),
         landscapes=tuple(v for _, v in _tables(path, "landscape", _landscape, problems, suffixes=(".json",))),
@@ -198,7 +199,7 @@ def _frame(path: Path) -> pd.DataFrame:
 def _file(path: Path) -> Material:
     """Read one file: a measurement, or else bounds."""
     try:
-        return Material("measurement", path, measurements=((path.name, read_measurement(path)),))
+        return Material("measurement", path, measurements=((path.name, _measurement(path)),))
     except DataError as error:
         try:
             bounds = _bounds(path)
@@ -207,6 +208,12 @@ def _file(path: Path) -> Material:
         return Material(
             "measurement", path, bounds=bounds if "model" in bounds.columns else bounds.assign(model=path.stem)
         )
+
+
+def _measurement(path: Path) -> "Measurement":
+    from pliant.measuring.files import read_measurement
+
+    return read_measurement(path)
 
 
 def _bounds(path: Path) -> pd.DataFrame:
