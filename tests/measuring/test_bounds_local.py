@@ -36,8 +36,8 @@ def dense(one: Sample, model: nn.Module, convention: str, block: int) -> float:
         call = see_one_item(found, [component], one.inputs(1), convention).calls[component.id].call
         modules = [found.module(n) for n in component.modules]
         jacobian = torch.func.jacrev(lambda x: called(modules, call, x))(call.tokens)
-    size = call.tokens.numel()
-    return torch.linalg.svdvals(jacobian.reshape(-1, size).double())[0].item()
+    whole = jacobian.reshape(-1, call.tokens.numel())
+    return torch.linalg.eigvalsh(whole @ whole.T)[-1].sqrt().item()
 
 
 @both
