@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import IO
 
 import pytest
+from safetensors.torch import load_file
 
 from pliant.cli.app import run
 from pliant.errors import (
@@ -18,6 +19,7 @@ from pliant.errors import (
     StoreError,
     UnknownNameError,
 )
+from pliant.models import load
 from pliant.runs import CellConfig, Store, read_metrics
 from pliant.runs.probes import read_probes
 from pliant.sweeping import Recipe, cells, plan_sweep, sweep
@@ -74,6 +76,33 @@ def test_cells_without_test_images_have_no_probe(model: Path, tmp_path: Path):
     assert result.complete
     assert result.probes == ()
     assert result.records[0].test is None
+
+
+@pytest.mark.parametrize("save", ["model", "delta"])
+def test_trained_models_are_kept_on_request(model: Path, finished: Path, tmp_path: Path, save: str):
+    recipe = make_recipe(model, components=["mha", "ln1"])
+    result = sweep(recipe, out=tmp_path, save=save)
+    assert {r.cell.id: r.outcome() for r in result.records} == {
+        cell.id: Store(finished).record(cell).outcome() for cell in cells(recipe)
+    }
+    for record in result.records:
+        folder = Store(tmp_path).path(record.cell)
+        if save == "delta":
+            changed = load_file(folder / "delta.safetensors")
+            assert set(changed) <= set(record.trained_names)
+            assert len(changed) == record.trained_tensors_moved
+            assert (folder / "delta.safetensors").stat().st_size <= record.saved_bytes
+        else:
+            loaded = load(str(folder / "model"))
+            assert sum(p.numel() for p in loaded.model.parameters()) == record.total_parameters
+            assert loaded.preprocessing.height == 8
+
+
+def test_what_cannot_be_saved():
+    with pytest.raises(ConfigError, match="got save='all'; expected model or delta"):
+        sweep("digits", save="all")
+    with pytest.raises(ConfigError, match="the engine ray brings back records, not weights"):
+        sweep("digits", save="model", engine="ray")
 
 
 def test_the_command_prints_data_on_stdout_and_talk_on_stderr(file: Path, finished: Path, capsys):

@@ -36,6 +36,10 @@ def sweep(
     prune: Annotated[
         bool, typer.Option("--prune", help="Successive halving: only the best cells are run to the end.")
     ] = False,
+    save: Annotated[
+        Literal["model", "delta"] | None,
+        typer.Option("--save", help="Also keep each trained model, or only the tensors that training changed."),
+    ] = None,
     address: Annotated[
         str | None, typer.Option("--address", help="Of a Ray cluster: auto, or HOST:PORT. Left out: start one here.")
     ] = None,
@@ -65,7 +69,7 @@ def sweep(
             plan = plan_sweep(recipe, changes=changed, talk=talk, **where)  # type: ignore[arg-type]
             return print_plan(plan, json=json)
         result = library_sweep(
-            recipe, changes=changed, retry_failed=retry_failed, address=address, gpus_per_cell=gpus_per_cell,
+            recipe, changes=changed, retry_failed=retry_failed, save=save, address=address, gpus_per_cell=gpus_per_cell,
             scratch=scratch, listener=listener, talk=talk, **where,  # type: ignore[arg-type]
         )  # fmt: skip
     print_result(result, json=json)

@@ -3,6 +3,7 @@
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
@@ -13,6 +14,7 @@ from pliant.runs.atomic import storing
 from pliant.runs.lock import Lock, acquire
 from pliant.runs.probes import ProbeKey, ProbeLine, probe_path, read_probe
 from pliant.sweeping.events import Event
+from pliant.sweeping.saving import Save
 from pliant.sweeping.worker import Worker, train_away
 
 Kind = Literal["cell", "probe"]
@@ -57,6 +59,10 @@ class Job(Protocol):
     def folder(self) -> Path:
         """The folder of the store."""
 
+    @property
+    def save(self) -> Save | None:
+        """What is kept beside the result."""
+
     def take(self) -> Held | Event:
         """Claim it; an event says why that cannot be.
 
@@ -87,10 +93,11 @@ class Job(Protocol):
 
 @dataclass(frozen=True)
 class CellJob:
-    """Train a cell."""
+    """Train a cell; `save` says what of the trained model is kept."""
 
     cell: CellConfig
     folder: Path
+    save: Save | None = None
     kind: Kind = "cell"
 
     def take(self) -> Claim | Event:
@@ -106,9 +113,8 @@ class CellJob:
 
     def work(self, worker: Worker, held: Claim, progress: Callable[[int], None] | None) -> Answer:
         """Train, from the checkpoint if there is one."""
-        return _answered(
-            lambda: worker.train(self.cell, checkpoint=held.checkpoint, metrics=held.metrics, progress=progress)
-        )
+        places = {"checkpoint": held.checkpoint, "metrics": held.metrics, "folder": held.folder}
+        return _answered(partial(worker.train, self.cell, progress=progress, save=self.save, **places))
 
     def work_away(self, worker: Worker, *, scratch: Path | None) -> dict[str, Any]:
         """Train; return record and metrics."""
@@ -161,6 +167,7 @@ class ProbeJob:
 
     cell: CellConfig
     folder: Path
+    save: Save | None = None
     kind: Kind = "probe"
 
     def take(self) -> ProbeClaim | Event:
@@ -203,12 +210,13 @@ JOBS: dict[str, type[CellJob] | type[ProbeJob]] = {"cell": CellJob, "probe": Pro
 
 def job_to_json(job: Job) -> dict[str, Any]:
     """Return a job as plain values: all that a worker gets."""
-    return {"job": job.kind, "cell": job.cell.model_dump(mode="json"), "folder": str(job.folder)}
+    cell = job.cell.model_dump(mode="json")
+    return {"job": job.kind, "cell": cell, "folder": str(job.folder), "save": job.save}
 
 
 def job_from_json(values: dict[str, Any]) -> Job:
     """Read what `job_to_json` made."""
-    return JOBS[values["job"]](CellConfig(**values["cell"]), Path(values["folder"]))
+    return JOBS[values["job"]](CellConfig(**values["cell"]), Path(values["folder"]), values["save"])
 
 
 def last_line(error: str) -> str:

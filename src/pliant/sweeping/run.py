@@ -19,6 +19,7 @@ from pliant.sweeping.progress import Standing
 from pliant.sweeping.prune import Verdict, check_prunable, halve, planned_share
 from pliant.sweeping.recipe import Recipe, load_recipe
 from pliant.sweeping.result import SweepResult, reference_cells
+from pliant.sweeping.saving import Save, check_save
 from pliant.sweeping.worker import CHECKPOINT_SECONDS
 from pliant.talk import Silent, Talk
 
@@ -44,6 +45,7 @@ def sweep(
     changes: Mapping[str, Any] | None = None,
     retry_failed: bool = False,
     prune: bool = False,
+    save: str | None = None,
     listener: Listener | None = None,
     talk: Talk | None = None,
 ) -> SweepResult:
@@ -66,6 +68,8 @@ def sweep(
         changes: fields for all cells, whatever the recipe says; a list makes an axis (`{"steps": 20, "seed": [0, 1]}`).
         retry_failed: try cells again that failed before.
         prune: successive halving: most cells are run for a share of their steps only, and only the best to the end.
+        save: also keep the trained `model` of each cell, or its `delta`, the tensors that training changed. Cells that
+            are done already are not run again for it.
         listener: is told of every event.
         talk: is told what happens around the cells.
 
@@ -76,6 +80,7 @@ def sweep(
         StoreError: results cannot be stored.
     """
     opened = open_recipe(recipe, engine=engine, prune=prune)
+    saved = check_save(save, engine=engine)
     settings = Settings(
         workers=workers,
         threads=threads,
@@ -89,7 +94,7 @@ def sweep(
     folder = Path(out) if out is not None else default_folder(opened)
     work = _Sweep(opened, cells, folder, engine=engine, settings=settings, listener=listener, talk=talk or Silent())
     with work:
-        return work.run(retry_failed=retry_failed, prune=prune)
+        return work.run(retry_failed=retry_failed, prune=prune, save=saved)
 
 
 def open_recipe(recipe: str | Path | Recipe, *, engine: str, prune: bool) -> Recipe:
@@ -127,7 +132,7 @@ class _Sweep(contextlib.ExitStack):
         self.engine: Engine | None = None
         self.problems: dict[CellConfig, str] = {}
 
-    def run(self, *, retry_failed: bool, prune: bool) -> SweepResult:
+    def run(self, *, retry_failed: bool, prune: bool, save: Save | None) -> SweepResult:
         began = time.monotonic()
         store = Store(self.folder)
         if retry_failed:
@@ -139,7 +144,7 @@ class _Sweep(contextlib.ExitStack):
             self.talk.say(f"Successive halving: {share:.0%} of the steps of all {len(cells)} cells")
             cells, verdicts = halve(cells, self.folder / "rungs", run=self._rung)
         self.problems.clear()
-        self._run(store, cells, title=self.recipe.name, probes=True)
+        self._run(store, cells, title=self.recipe.name, probes=True, save=save)
         return self._result(store, cells, verdicts, share, seconds=time.monotonic() - began)
 
     def _check(self, store: Store) -> None:
@@ -161,14 +166,18 @@ class _Sweep(contextlib.ExitStack):
             store.retry(cell)
         self._run(store, cells, title=f"{self.recipe.name}, runs of {cells[0].steps} steps", probes=False)
 
-    def _run(self, store: Store, cells: Sequence[CellConfig], *, title: str, probes: bool) -> None:
+    def _run(
+        self, store: Store, cells: Sequence[CellConfig], *, title: str, probes: bool, save: Save | None = None
+    ) -> None:
         """Bring the missing cells, and their probes, into the store."""
         self._plan(store, cells)
         standing = Standing(tuple(cells), title=title)
         entries = [store.entry(cell) for cell in cells if cell not in self.problems]
         standing.known(entry.record for entry in entries if entry.record is not None)
         open_cells = [entry.cell for entry in entries if entry.record is None]
-        jobs = _in_order(open_cells, store.folder, references=reference_cells(tuple(cells)) if probes else ())
+        jobs = _in_order(
+            open_cells, store.folder, references=reference_cells(tuple(cells)) if probes else (), save=save
+        )
         if not jobs:
             return
         elsewhere: list[Job] = []
@@ -244,11 +253,13 @@ def _state(store: Store, cell: CellConfig) -> str:
         return "refused"
 
 
-def _in_order(cells: Sequence[CellConfig], folder: Path, *, references: Sequence[CellConfig]) -> list[Job]:
+def _in_order(
+    cells: Sequence[CellConfig], folder: Path, *, references: Sequence[CellConfig], save: Save | None
+) -> list[Job]:
     """Bring cells of one model and data set together, their probe first: both are then loaded once."""
     lacking = [cell for cell in references if read_probe(folder, ProbeKey.of(cell)) is None]
     jobs: list[Job] = [ProbeJob(cell, folder) for cell in lacking]
-    jobs += [CellJob(cell, folder) for cell in cells]
+    jobs += [CellJob(cell, folder, save) for cell in cells]
     places: dict[tuple[object, ...], int] = {}
     for cell in [*cells, *lacking]:
         places.setdefault((cell.model, cell.image_size, data_key(cell)), len(places))

@@ -6,12 +6,14 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pliant.errors import ConfigError, StoreError
 from pliant.runs import CellConfig, Record
 from pliant.runs.probes import ProbeKey, ProbeLine
+from pliant.sweeping.saving import Pretrained, Save
 
 if TYPE_CHECKING:  # a worker limits its threads before torch is imported for the first time
     from pliant.components import Anatomy
@@ -49,6 +51,8 @@ class Worker:
         checkpoint: Path | None = None,
         metrics: Path | None = None,
         progress: Callable[[int], None] | None = None,
+        save: Save | None = None,
+        folder: Path | None = None,
     ) -> Record:
         """Train a cell.
 
@@ -58,20 +62,31 @@ class Worker:
                 cannot be read is removed, which costs no more than the time it would have saved.
             metrics: file of metrics by step.
             progress: called with the number of steps done.
+            save: what to save of a model that was trained to its end, into `folder`.
+            folder: of the cell.
 
         Raises:
             PliantError: see `pliant.tuning.train`, `pliant.data.load`, `pliant.models.load`.
         """
+        run = partial(self._train, cell, checkpoint=checkpoint, metrics=metrics, progress=progress)
+        if save is not None and folder is not None:
+            run = partial(self._train_and_save, run, cell, save, folder)
         try:
-            return self._train(cell, checkpoint, metrics, progress)
+            return run()
         except StoreError as error:
             if error.errno or checkpoint is None or not checkpoint.exists():
                 raise
         shutil.rmtree(checkpoint, ignore_errors=True)
-        return self._train(cell, checkpoint, metrics, progress)
+        return run()
 
     def _train(
-        self, cell: CellConfig, checkpoint: Path | None, metrics: Path | None, progress: Callable[[int], None] | None
+        self,
+        cell: CellConfig,
+        *,
+        checkpoint: Path | None,
+        metrics: Path | None,
+        progress: Callable[[int], None] | None,
+        keep: bool = False,
     ) -> Record:
         from pliant.tuning import train
 
@@ -87,11 +102,23 @@ class Worker:
                 metrics=metrics,
                 progress=None if progress is None else lambda step, steps, point: progress(step),
                 device=self.device,
-                keep=False,
+                keep=keep,
                 checkpoint_seconds=self.checkpoint_seconds,
             )
         _free_gpu()
         return record
+
+    def _train_and_save(self, run: Callable[..., Record], cell: CellConfig, save: Save, folder: Path) -> Record:
+        """Train, save, and let go of the model, which is not the pretrained one any more."""
+        loaded, _ = self.model(cell, self.data(cell))
+        before = Pretrained(loaded)
+        try:
+            record = run(keep=True)
+            if record.status == "done":
+                before.save(save, cell, folder)
+            return record
+        finally:
+            self._model = None
 
     def probe(self, cell: CellConfig) -> ProbeLine:
         """Compute the linear probe that a cell is compared with: its model, its data, its preprocessing.
