@@ -63,7 +63,7 @@ def twelve(model: Path | str, **axes: list[Any]) -> Recipe:
     """Twelve cells, each long enough to be killed in the midst of it."""
     return make_recipe(
         model, name="twelve", **{"components": ["mha", "ln1", "fc1"], "seed": [0, 1], "learning_rate": [0.1, 0.3],
-        "steps": [60], "eval_every": [5], **axes}
+        "steps": [40], "eval_every": [5], **axes}
     )  # fmt: skip
 
 

@@ -220,13 +220,13 @@ def test_shipped_recipes_can_be_planned_anywhere(tmp_path: Path):
 def test_what_cannot_be_is_refused_before_anything_runs(model: Path, tmp_path: Path, fields, error, message: str):
     with pytest.raises(error, match=message):
         sweep(make_recipe(model, **fields), out=tmp_path / "out")
-    assert not list((tmp_path / "out").glob("cells/*"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_model_that_is_not_here_is_refused_before_anything_runs(tmp_path: Path):
     with pytest.raises(ModelNotFoundError, match="nowhere"):
         sweep(make_recipe("./nowhere"), out=tmp_path / "out")
-    assert not list((tmp_path / "out").glob("cells/*"))
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -271,6 +271,7 @@ def test_arguments_that_cannot_be(tmp_path: Path, monkeypatch, arguments: list[s
     shown = capsys.readouterr()
     assert message in shown.err
     assert "Traceback" not in shown.err
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["sweep", "runs"])

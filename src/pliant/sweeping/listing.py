@@ -1,11 +1,13 @@
 """The cells of a store, as a table."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
-from pliant.runs import CellConfig, Entry, Store
+from pliant.errors import StoreError
+from pliant.runs import CellConfig, Entry, Record, Store
 from pliant.sweeping.jobs import last_line
 
 
@@ -50,6 +52,24 @@ def list_store(folder: Path | str) -> Listing:
     """
     store = Store(folder, create=False)
     return Listing(store.entries(), store.problems())
+
+
+def look(folder: Path, cells: Sequence[CellConfig]) -> dict[CellConfig, tuple[str, Record | None]]:
+    """Return state and record of cells in a store, which need not be there; nothing is written.
+
+    A cell whose folder cannot be used is `refused`.
+    """
+    if not (folder / "cells").is_dir():
+        return dict.fromkeys(cells, ("missing", None))
+    store = Store(folder, create=False)
+    found: dict[CellConfig, tuple[str, Record | None]] = {}
+    for cell in cells:
+        try:
+            entry = store.entry(cell)
+            found[cell] = (entry.state, entry.record)
+        except StoreError:
+            found[cell] = ("refused", None)
+    return found
 
 
 def retry_store(folder: Path | str) -> tuple[CellConfig, ...]:

@@ -5,8 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pliant.errors import DataError, ModelError, PliantError, StoreError
-from pliant.runs import CellConfig, Record, Store
+from pliant.errors import DataError, ModelError, PliantError
+from pliant.runs import CellConfig
 from pliant.sweeping.check import (
     DataSize,
     Parameters,
@@ -18,6 +18,7 @@ from pliant.sweeping.check import (
 )
 from pliant.sweeping.estimate import Basis, Plan, Planned, Speed, about, kind_of, stored_seconds, timed
 from pliant.sweeping.grid import cells as spell_out
+from pliant.sweeping.listing import look
 from pliant.sweeping.prune import planned_share
 from pliant.sweeping.recipe import Recipe
 from pliant.sweeping.run import default_folder, open_recipe
@@ -78,7 +79,7 @@ class _Planning:
     def __init__(self, cells: tuple[CellConfig, ...], folder: Path, talk: Talk) -> None:
         self.cells = cells
         self.talk = talk
-        self.entries = _stored(folder, cells)
+        self.entries = look(folder, cells)
         self.sizes: dict[tuple[object, ...], DataSize] = {}
         self.parameters: dict[CellConfig, Parameters] = {}
         self.speeds: dict[CellConfig, Speed] = {}
@@ -132,21 +133,6 @@ class _Planning:
         except (DataError, ModelError) as error:
             self.lacking.append(_start(error))
             return None
-
-
-def _stored(folder: Path, cells: Sequence[CellConfig]) -> dict[CellConfig, tuple[str, Record | None]]:
-    """Look for the cells in a store, which need not be there."""
-    if not (folder / "cells").is_dir():
-        return dict.fromkeys(cells, ("missing", None))
-    store = Store(folder, create=False)
-    found: dict[CellConfig, tuple[str, Record | None]] = {}
-    for cell in cells:
-        try:
-            entry = store.entry(cell)
-            found[cell] = (entry.state, entry.record)
-        except StoreError:
-            found[cell] = ("refused", None)
-    return found
 
 
 def _start(error: PliantError) -> str:

@@ -15,6 +15,7 @@ from pliant.sweeping.engines import check_engine, make_engine
 from pliant.sweeping.events import Event
 from pliant.sweeping.grid import cells as spell_out
 from pliant.sweeping.jobs import CellJob, Job, ProbeJob
+from pliant.sweeping.listing import look
 from pliant.sweeping.progress import Standing
 from pliant.sweeping.prune import Verdict, check_prunable, halve, planned_share
 from pliant.sweeping.recipe import Recipe, load_recipe
@@ -134,10 +135,10 @@ class _Sweep(contextlib.ExitStack):
 
     def run(self, *, retry_failed: bool, prune: bool, save: Save | None) -> SweepResult:
         began = time.monotonic()
+        self._check(retry_failed=retry_failed)
         store = Store(self.folder)
         if retry_failed:
             self._retry(store, self.cells)
-        self._check(store)
         cells, verdicts, share = self.cells, tuple[Verdict, ...](), 1.0
         if prune:
             share = planned_share(cells)
@@ -147,17 +148,22 @@ class _Sweep(contextlib.ExitStack):
         self._run(store, cells, title=self.recipe.name, probes=True, save=save)
         return self._result(store, cells, verdicts, share, seconds=time.monotonic() - began)
 
-    def _check(self, store: Store) -> None:
-        """Look at everything that the missing cells need, before any of them is run."""
-        missing = [cell for cell in self.cells if _state(store, cell) in ("missing", "running")]
+    def _check(self, *, retry_failed: bool) -> None:
+        """Look at everything that the missing cells need, before anything is written or run."""
+        open_states = {"missing", "running", *(("failed",) if retry_failed else ())}
+        missing = [cell for cell, (state, _) in look(self.folder, self.cells).items() if state in open_states]
+        if not missing:
+            return
         elsewhere = self.engine_name != "local"
-        if missing and not elsewhere:
+        if not elsewhere:
             check_device(self.settings.device, recipe=self.recipe.name)
         list_data(missing, elsewhere=elsewhere)
         check_models(missing, elsewhere=elsewhere)
+        self._engine()
 
     def _retry(self, store: Store, cells: Sequence[CellConfig]) -> None:
-        again = [cell for cell in cells if _state(store, cell) == "failed" and store.retry(cell)]
+        states = look(self.folder, cells)
+        again = [cell for cell in cells if states[cell][0] == "failed" and store.retry(cell)]
         self.talk.say(f"Failed cells that are tried again: {len(again)}")
 
     def _rung(self, store: Store, cells: Sequence[CellConfig]) -> None:
@@ -203,14 +209,16 @@ class _Sweep(contextlib.ExitStack):
 
     def _plan(self, store: Store, cells: Sequence[CellConfig]) -> None:
         """Write all configurations; a folder that cannot be used costs its own cell only."""
+        refused: dict[CellConfig, str] = {}
         for cell in cells:
             try:
                 store.plan([cell])
                 store.entry(cell)
             except StoreError as error:
-                self.problems[cell] = str(error)
-        if len(self.problems) == len(cells):
-            raise StoreError(next(iter(self.problems.values())))
+                refused[cell] = str(error)
+        if len(refused) == len(cells):
+            raise StoreError(next(iter(refused.values())))
+        self.problems |= refused
 
     def _engine(self) -> Engine:
         """Return the engine, started when it is first needed."""
@@ -244,13 +252,6 @@ class _Sweep(contextlib.ExitStack):
             share=share,
             seconds=seconds,
         )
-
-
-def _state(store: Store, cell: CellConfig) -> str:
-    try:
-        return store.entry(cell).state
-    except StoreError:
-        return "refused"
 
 
 def _in_order(
