@@ -118,14 +118,14 @@ def test_scale_of_tokens(offset: float, spread: float) -> None:
     wide = z.double()
     assert found.count == 150
     assert found.total == pytest.approx(wide.norm(dim=-1).sum().item(), rel=1e-6)
-    assert found.std_min == pytest.approx(wide.std(dim=-1, correction=0).min().item(), rel=1e-9)
+    assert found.std_min == pytest.approx(wide.std(dim=-1, correction=0).min().item(), rel=1e-5)
 
 
 def test_scale_of_padded_tokens() -> None:
     z = draw(10, 2, 5, 6)
     expected = torch.nn.functional.pad(z, (0, 10)).double()
     found = token_scale(z, width=16)
-    assert found.std_min == pytest.approx(expected.std(dim=-1, correction=0).min().item(), rel=1e-9)
+    assert found.std_min == pytest.approx(expected.std(dim=-1, correction=0).min().item(), rel=1e-5)
     assert found.total == pytest.approx(token_scale(z).total)
 
 

@@ -5,7 +5,7 @@ whose width changes between stages use the input of each stage's first block; at
 its block, with the first norm switched to the identity, so that the block's own code cuts the windows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,10 +13,14 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from pliant.components import Anatomy, Component
 from pliant.errors import MeasurementError
 from pliant.measuring.capture import Call, Inputs, StopForward, first_tensor, run
+
+_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
+"""Elements of inputs that are embedded at a time: patch embedding by convolution takes several times their memory."""
 
 
 @dataclass
@@ -40,27 +44,66 @@ class SharedInput:
     def __init__(self, anatomy: Anatomy) -> None:
         """Take a model's anatomy; nothing is run yet."""
         self.anatomy = anatomy
-        self._first: SharedPass | None = None
-        self._whole = True
+        self._one: SharedPass | None = None
+        self._stops = False
 
     def __call__(self, inputs: Inputs) -> SharedPass:
-        """Return the embedded tokens of a batch. After the first batch, a pass ends at block 0 where it can."""
+        """Return the embedded tokens of a batch.
+
+        One item is run through all blocks first, to see how they are called. If attention got nothing but tokens, and
+        all blocks tokens of one shape, these calls serve any batch, which is then run up to block 0, a few items at a
+        time.
+        """
+        if isinstance(inputs, Mapping):  # a mask may depend on the batch
+            return self._recorded(inputs, whole=True)
+        if self._one is None:
+            with _without_linear_maps(self.anatomy):
+                self._one = self._recorded(inputs[:1], whole=True)
+            shapes = {tokens.shape for tokens in self._one.stages.values()}
+            self._stops = len(shapes) == 1 and not any(call.extra for call in self._one.attention.values())
+        if not self._stops:
+            return self._recorded(inputs, whole=True)
+        step = max(1, _ELEMENTS.get(inputs.device.type, _ELEMENTS["cpu"]) // max(1, inputs[0].numel()))
+        parts = [self._recorded(part, whole=False).stages[0] for part in torch.split(inputs, step)]
+        tokens = parts[0] if len(parts) == 1 else torch.cat(parts)
+        stages = dict.fromkeys(range(len(self.anatomy.blocks)), tokens)
+        return SharedPass(stages, self._one.blocks, self._one.attention)
+
+    def _recorded(self, inputs: Inputs, *, whole: bool) -> SharedPass:
         found = SharedPass()
-        with _recording(self.anatomy, found, whole=self._whole):
+        with _recording(self.anatomy, found, whole=whole):
             run(self.anatomy.model, inputs)
         if 0 not in found.blocks:
             raise MeasurementError(
                 f"block 0 ({self.anatomy.blocks[0]}) was not called in the forward pass; expected the model to run its "
                 "blocks in order. Pass the part of the model that does."
             )
-        if self._first is None:
-            self._first = found
-            widths = {tokens.shape for tokens in found.stages.values()}
-            self._whole = len(widths) > 1 or any(call.extra for call in found.attention.values())
-        if not self._whole:  # calls without extras serve any batch
-            found.blocks, found.attention = self._first.blocks, self._first.attention
-            found.stages = dict.fromkeys(range(len(self.anatomy.blocks)), found.stages[0])
         return found
+
+
+@contextmanager
+def _without_linear_maps(anatomy: Anatomy) -> Iterator[None]:
+    """Let the linear maps of all blocks give zeros at once: how modules are called does not depend on values."""
+    blocks = [anatomy.module(name) for name in anatomy.blocks]
+    maps = {id(m): m for block in blocks for m in block.modules() if type(m) in (nn.Linear, Conv1D)}
+    replaced = [m for m in maps.values() if "forward" not in vars(m)]
+    try:
+        for module in replaced:
+            module.forward = _zeros(module)
+        yield
+    finally:
+        for module in replaced:
+            vars(module).pop("forward", None)
+
+
+def _zeros(module: nn.Module) -> Callable[[Tensor], Tensor]:
+    width = _width_out(module)
+    return lambda x: x.new_zeros(*x.shape[:-1], width)
+
+
+def _width_out(linear: nn.Module) -> int:
+    weight = torch.as_tensor(linear.weight)
+    return weight.shape[1] if type(linear) is Conv1D else weight.shape[0]
 
 
 @contextmanager

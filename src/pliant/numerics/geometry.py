@@ -7,7 +7,6 @@ beside the norms involved is subtracted directly. Where float32 cannot square th
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -22,8 +21,8 @@ from pliant.numerics.rates import distances_all, distances_matched, distances_wi
 CLOSE_FLOAT32 = 0.05
 """As `rates.CLOSE`, for inner products in float32: 1/0.05 times their rounding error is below 1e-5."""
 
-_SAFE_SQUARES = (1e-30, 1e36)
-"""Squared norms between these are right in float32."""
+_SAFE_NORMS = (1e-12, 1e18)
+"""Norms between these are right when squared in float32; others are computed again in float64."""
 
 _CHUNK = {"cpu": 1 << 18, "cuda": 1 << 25}
 """Elements that are centred and multiplied at a time: what is worked on stays in a CPU's cache."""
@@ -119,59 +118,38 @@ def geometry(z: Float[Tensor, "items *shape"], pairing: Pairing, *, scale: bool 
     Raises:
         DataError: matched pairs of sets of different size.
     """
-    return Geometry(distances(z, pairing), norms(z), token_scale(z) if scale else None)
+    if pairing.design == "matched" and 2 * pairing.source != len(z):
+        raise DataError(
+            f"matched pairs need as many items on both sides, got {pairing.source} and {len(z) - pairing.source}"
+        )
+    if z.dtype == torch.float64 or z.device.type == "mps" or z[:1].numel() == 0:
+        return Geometry(_careful_distances(z, pairing), norms(z), token_scale(z) if scale else None)
+    tokens = z.reshape(len(z), -1, z.shape[-1])
+    found = _swept(tokens, pairing, sums=scale)
+    return Geometry(
+        _matched(tokens, found, pairing) if pairing.design == "matched" else _all(tokens, found, pairing),
+        _norms(z, found.lengths),
+        _token_scale(tokens, found.lengths, found.sums, tokens.shape[-1]) if found.sums is not None else None,
+    )
 
 
 def distances(z: Float[Tensor, "items *shape"], pairing: Pairing) -> Float[Tensor, "*pairs"]:
     """Return the Frobenius distance of each pair, in float64, right to 1e-5 relative or better."""
-    source = pairing.source
-    if pairing.design == "matched":
-        return distances_matched(z[:source], z[source:])
-    two = pairing.design == "two-sample"
-    if z.dtype == torch.float64 or z.device.type == "mps" or z[:1].numel() == 0:
-        return distances_all(z[:source], z[source:]) if two else distances_within(z)
-    rows = z.reshape(len(z), -1)
-    squares, inner = _centred_products(rows, source if two else len(z))
-    if not bool(((squares >= _SAFE_SQUARES[0]) & (squares <= _SAFE_SQUARES[1])).all()):
-        return distances_all(z[:source], z[source:]) if two else distances_within(z)
-    left, right = (squares[:source], squares[source:]) if two else (squares, squares)
-    sums = left[:, None] + right[None, :]
-    squared = (sums - 2 * inner).clamp_(min=0)
-    close = squared <= CLOSE_FLOAT32 * sums
-    if two:
-        i, j = close.nonzero(as_tuple=True)
-        squared[i, j] = _subtracted(rows, i, j + source)
-        return squared.sqrt_()
-    i, j = close.triu(1).nonzero(as_tuple=True)
-    squared[i, j] = _subtracted(rows, i, j)
-    upper = squared.triu(1).sqrt_()
-    return upper + upper.T
+    return geometry(z, pairing).distances
 
 
 def token_scale(z: Float[Tensor, "items *tokens dim"], *, width: int | None = None) -> TokenScale:
     """Return the scale of all tokens, padded with zeros to `width` features if that is given.
 
-    A token's variance is its mean square less its squared mean, exact enough to find the tokens that may have the
-    smallest one; theirs is computed again from centred values in float64.
-
     >>> token_scale(torch.tensor([[[1.0, -1.0], [1e4 + 3, 1e4 - 3]]])).std_min
     1.0
-    >>> token_scale(torch.tensor([[[2.0, 2.0]]]), width=4)
-    TokenScale(total=2.8284270763397217, count=1, std_min=1.0)
+    >>> round(token_scale(torch.tensor([[[2.0, 2.0]]]), width=4).std_min, 6)
+    1.0
     """
-    tokens = z.reshape(-1, z.shape[-1])
+    tokens = z.reshape(1, -1, z.shape[-1])
     tokens = tokens if tokens.dtype in (torch.float32, torch.float64) else tokens.to(torch.float32)
-    features = tokens.shape[-1] if width is None else width
-    lengths = float64(torch.linalg.vector_norm(tokens, dim=-1))
-    means = float64(tokens @ tokens.new_full((tokens.shape[-1],), 1 / features))
-    power = lengths.square() / features
-    variance, doubt = power - means.square(), 1e-5 * power
-    candidates = (variance - doubt <= (variance + doubt).min()).nonzero()[:, 0].to(tokens.device)
-    smallest = math.nan
-    for part in torch.split(candidates, 1024) if len(candidates) else ():
-        padded = pad(float64(tokens[part]), (0, features - tokens.shape[-1]))
-        smallest = min(float(padded.std(dim=-1, correction=0).min()), smallest)
-    return TokenScale(float(lengths.sum()), len(tokens), smallest)
+    lengths = torch.linalg.vector_norm(tokens, dim=-1)
+    return _token_scale(tokens, lengths, tokens.sum(-1), tokens.shape[-1] if width is None else width)
 
 
 def combined(parts: list[Geometry]) -> Geometry:
@@ -189,36 +167,116 @@ def combined(parts: list[Geometry]) -> Geometry:
     )
 
 
-def _centred_products(
-    rows: Float[Tensor, "items features"], source: int
-) -> tuple[Float[Tensor, " items"], Float[Tensor, "left right"]]:
-    """Squared norms of all items, and inner products of source with target items (or of all with all), centred."""
-    items = len(rows)
-    one = source == items
-    squares = torch.zeros(items, dtype=torch.float64, device=rows.device)
-    inner = torch.zeros(source, items if one else items - source, dtype=torch.float64, device=rows.device)
-    for part in _chunks(rows):
-        wide = part if part.dtype == torch.float32 else part.to(torch.float32)
-        centred = wide - wide.mean(0)
-        squares += float64(torch.linalg.vector_norm(centred, dim=1)).square()
-        right = centred if one else centred[source:]
-        inner += float64(centred[:source] @ right.T)
-    return squares, inner
+@dataclass(frozen=True)
+class _Sweep:
+    """What one sweep over the activations leaves: of every token, its norm and sum; of pairs, what the design needs.
+
+    For matched pairs `products` holds the norm of each token's difference; else `squares` and `products` are squared
+    norms of the items and their inner products (source with target, or all with all), both centred.
+    """
+
+    lengths: Float[Tensor, "items tokens"]
+    sums: Float[Tensor, "items tokens"] | None
+    squares: Float[Tensor, " items"]
+    products: Float[Tensor, "left right"]
 
 
-def _chunks(rows: Float[Tensor, "items features"]) -> Iterator[Float[Tensor, "items chunk"]]:
-    step = max(1, _CHUNK.get(rows.device.type, _CHUNK["cpu"]) // max(1, len(rows)))
-    for start in range(0, rows.shape[1], step):
-        yield rows[:, start : start + step]
+def _swept(z: Float[Tensor, "items tokens dim"], pairing: Pairing, *, sums: bool) -> _Sweep:
+    items, tokens, dim = z.shape
+    source = pairing.source
+    matched, one = pairing.design == "matched", pairing.design == "one-sample"
+    step = max(1, _CHUNK.get(z.device.type, _CHUNK["cpu"]) // (items * dim))
+    buffer = z.new_empty(source if matched else items, min(step, tokens), dim, dtype=torch.float32)
+    lengths, of_tokens = (z.new_empty(items, tokens, dtype=torch.float32) for _ in range(2))
+    squares = z.new_zeros(items, dtype=torch.float64)
+    right = tokens if matched else items if one else items - source
+    products = z.new_zeros(source, right, dtype=torch.float32 if matched else torch.float64)
+    for start in range(0, tokens, step):
+        at = slice(start, min(start + step, tokens))
+        part = z[:, at] if z.dtype == torch.float32 else z[:, at].to(torch.float32)
+        lengths[:, at] = torch.linalg.vector_norm(part, dim=-1)
+        if sums:
+            of_tokens[:, at] = part.sum(-1)
+        room = buffer[:, : part.shape[1]]
+        if matched:
+            products[:, at] = torch.linalg.vector_norm(torch.sub(part[:source], part[source:], out=room), dim=-1)
+            continue
+        centred = torch.sub(part, part.mean(0), out=room).reshape(items, -1)
+        squares += torch.linalg.vector_norm(centred, dim=1).to(torch.float64).square()
+        products += centred[:source] @ (centred if one else centred[source:]).T
+    return _Sweep(lengths, of_tokens if sums else None, squares, products)
 
 
-def _subtracted(rows: Float[Tensor, "items features"], i: Tensor, j: Tensor) -> Float[Tensor, " pairs"]:
+def _norms(z: Float[Tensor, "items *shape"], lengths: Float[Tensor, "items tokens"]) -> Float[Tensor, " items"]:
+    found = lengths.to(torch.float64).square().sum(1).sqrt()
+    unsafe = ~((found >= _SAFE_NORMS[0]) & (found <= _SAFE_NORMS[1]))
+    if bool(unsafe.any()):
+        found[unsafe] = norms(z[unsafe])
+    return found
+
+
+def _matched(z: Float[Tensor, "items tokens dim"], found: _Sweep, pairing: Pairing) -> Float[Tensor, " pairs"]:
+    between = found.products.to(torch.float64).square().sum(1).sqrt()
+    unsafe = ~((between >= _SAFE_NORMS[0]) & (between <= _SAFE_NORMS[1]))
+    if bool(unsafe.any()):
+        between[unsafe] = distances_matched(z[: pairing.source][unsafe], z[pairing.source :][unsafe])
+    return between
+
+
+def _all(z: Float[Tensor, "items tokens dim"], found: _Sweep, pairing: Pairing) -> Float[Tensor, "left right"]:
+    squares, source, two = found.squares, pairing.source, pairing.design == "two-sample"
+    if not bool(((squares >= _SAFE_NORMS[0] ** 2) & (squares <= _SAFE_NORMS[1] ** 2)).all()):
+        return _careful_distances(z, pairing)
+    left, right = (squares[:source], squares[source:]) if two else (squares, squares)
+    sums = left[:, None] + right[None, :]
+    squared = (sums - 2 * found.products).clamp_(min=0)
+    close = squared <= CLOSE_FLOAT32 * sums
+    i, j = (close if two else close.triu(1)).nonzero(as_tuple=True)
+    squared[i, j] = _subtracted(z, i, j + source if two else j)
+    if two:
+        return squared.sqrt_()
+    upper = squared.triu(1).sqrt_()
+    return upper + upper.T
+
+
+def _careful_distances(z: Float[Tensor, "items *shape"], pairing: Pairing) -> Float[Tensor, "*pairs"]:
+    """In float64 throughout."""
+    if pairing.design == "one-sample":
+        return distances_within(z)
+    measure = distances_matched if pairing.design == "matched" else distances_all
+    return measure(z[: pairing.source], z[pairing.source :])
+
+
+def _subtracted(z: Float[Tensor, "items tokens dim"], i: Tensor, j: Tensor) -> Float[Tensor, " pairs"]:
     """Squared distances of the pairs (i, j) by direct subtraction, a few pairs at a time."""
     if not len(i):
-        return rows.new_zeros(0, dtype=torch.float64)
-    step = max(1, _CHUNK.get(rows.device.type, _CHUNK["cpu"]) // rows.shape[1])
-    found = [
-        distances_matched(rows[i[start : start + step]], rows[j[start : start + step]])
-        for start in range(0, len(i), step)
-    ]
-    return torch.cat(found).square()
+        return z.new_zeros(0, dtype=torch.float64)
+    step = max(1, _CHUNK.get(z.device.type, _CHUNK["cpu"]) // z[0].numel())
+    parts = zip(torch.split(i, step), torch.split(j, step), strict=True)
+    return torch.cat([distances_matched(z[a], z[b]) for a, b in parts]).square()
+
+
+def _token_scale(
+    z: Float[Tensor, "items tokens dim"],
+    lengths: Float[Tensor, "items tokens"],
+    sums: Float[Tensor, "items tokens"],
+    features: int,
+) -> TokenScale:
+    """Take the scale of tokens from their norms and sums.
+
+    A token's variance is its mean square less its squared mean. Where that cancels, the tokens that may have the
+    smallest one are computed again, from centred values in float64.
+    """
+    wide = float64(lengths).flatten()
+    power = wide.square() / features
+    variance = power - (float64(sums).flatten() / features).square()
+    doubt = 1e-6 * power
+    candidates = variance - doubt <= (variance + doubt).min()
+    total, count = float(wide.sum()), wide.numel()
+    if not bool((candidates & (variance < 0.1 * power)).any()) and bool(candidates.any()):
+        return TokenScale(total, count, math.sqrt(float(variance.min().clamp(min=0))))
+    smallest = math.nan
+    for part in torch.split(candidates.nonzero()[:, 0].to(z.device), 1024) if bool(candidates.any()) else ():
+        tokens = float64(z.reshape(-1, z.shape[-1])[part])
+        smallest = min(float(pad(tokens, (0, features - z.shape[-1])).std(dim=-1, correction=0).min()), smallest)
+    return TokenScale(total, count, smallest)

@@ -24,8 +24,8 @@ from torch.nn.functional import layer_norm, linear, rms_norm, scaled_dot_product
 from pliant.numerics.geometry import Geometry, Pairing, geometry
 from pliant.numerics.rates import distances_matched, float64, norms
 
-BLOCKS = 4
-"""Blocks of rows that a symmetric matrix is cut into: 10 of 16 products are formed."""
+BLOCKS = 8
+"""Blocks of rows that a symmetric matrix is cut into: 36 of 64 products are formed."""
 
 CANCELLING = 300.0
 """‖WᵀW‖_F ‖C‖_F over their inner product, above which digits are lost and W(x − y) is computed instead."""
@@ -92,8 +92,11 @@ def linear_geometries(
     [[10.0]]
     """
     tokens, step = x.reshape(len(x), -1, x.shape[-1]), _group_size(maps, x)
+    everything = tokens.reshape(1, -1, x.shape[-1])
+    power = x.new_empty(1, _packed_size(x.shape[-1]))
+    _packed_square(everything, out=power)
     for start in range(0, len(maps), step):
-        yield from _linear_group(maps[start : start + step], tokens, pairing)
+        yield from _linear_group(maps[start : start + step], tokens, pairing, power)
 
 
 def _group_size(maps: Sequence[LinearMap], x: Tensor) -> int:
@@ -102,31 +105,55 @@ def _group_size(maps: Sequence[LinearMap], x: Tensor) -> int:
 
 
 def _linear_group(
-    maps: Sequence[LinearMap], x: Float[Tensor, "items tokens dim"], pairing: Pairing
+    maps: Sequence[LinearMap],
+    x: Float[Tensor, "items tokens dim"],
+    pairing: Pairing,
+    power: Float[Tensor, "1 packed"],
 ) -> Iterator[Geometry]:
     items, tokens, dim = x.shape
     weights = [m.weight[:, :dim] for m in maps]  # features beyond the tokens' own meet zeros
-    squares = x.new_empty(len(maps), sum((high - low) * (dim - low) for low, high in _bounds(dim)))
+    squares = x.new_empty(len(maps), power.shape[1])
     for at, weight in enumerate(weights):
-        squares[at] = _packed_square(weight, double=True)
-    i, j = (k.to(x.device) for k in pairing.indices(items))
-    found = [_linear_part(weights, squares, x[a] - x[b]) for a, b in zip(*_split((i, j), dim**2, x), strict=True)]
-    squared = torch.cat(found, dim=1) if found else float64(x.new_zeros(len(maps), 0))
-    power = _linear_part(weights, squares, x.reshape(1, -1, dim))[:, 0]
+        _packed_square(weight[None], out=squares[at : at + 1], double=True)
+    squared = float64(x.new_zeros(len(maps), pairing.count(items)))
+    step = max(1, _ELEMENTS.get(x.device.type, _ELEMENTS["cpu"]) // dim**2)
+    grams = x.new_empty(
+        step, power.shape[1]
+    )  # the same memory for all pairs: what is freed and taken again would fragment
+    for at, difference in _differences(x, pairing, step):
+        part = slice(at, at + len(difference))
+        _packed_square(difference, out=grams[: len(difference)])
+        squared[:, part] = _linear_part(weights, squares, difference, grams[: len(difference)])
+    powers = _linear_part(weights, squares, x.reshape(1, -1, dim), power)[:, 0]
     total = float64(x.sum(1)).sum(0)
     for at, m in enumerate(maps):
-        sum_of_squares = power[at]
+        sum_of_squares = powers[at]
         if m.bias is not None:
             cross = float64(m.bias) @ (float64(weights[at]) @ total)
             sum_of_squares = sum_of_squares + 2 * cross + items * tokens * float64(m.bias).square().sum()
         yield _from_squares(squared[at], sum_of_squares, pairing, items)
 
 
+def _differences(
+    x: Float[Tensor, "items tokens dim"], pairing: Pairing, step: int
+) -> Iterator[tuple[int, Float[Tensor, "batch tokens dim"]]]:
+    """Yield x_i − x_j for `step` pairs at a time, with the position of the first; they overwrite each other."""
+    i, j = (k.tolist() for k in pairing.indices(len(x)))
+    buffer = x.new_empty(min(step, max(1, len(i))), *x.shape[1:])
+    for start in range(0, len(i), step):
+        stop = min(start + step, len(i))
+        for at in range(start, stop):
+            torch.sub(x[i[at]], x[j[at]], out=buffer[at - start])
+        yield start, buffer[: stop - start]
+
+
 def _linear_part(
-    weights: Sequence[Tensor], squares: Float[Tensor, "maps packed"], a: Float[Tensor, "batch tokens dim"]
+    weights: Sequence[Tensor],
+    squares: Float[Tensor, "maps packed"],
+    a: Float[Tensor, "batch tokens dim"],
+    gram: Float[Tensor, "batch packed"],
 ) -> Float[Tensor, "maps batch"]:
-    """Squared Frobenius norms of W a for every map and every matrix a of the batch."""
-    gram = _packed_square(a)
+    """Squared Frobenius norms of W a for every map and every matrix a of the batch; `gram` holds aᵀa."""
     inner = _inner_products(squares, gram)
     sizes = torch.linalg.vector_norm(squares, dim=1)[:, None] * torch.linalg.vector_norm(gram, dim=1)
     for at, item in (inner * CANCELLING <= sizes).nonzero().tolist():
@@ -134,19 +161,26 @@ def _linear_part(
     return inner
 
 
-def _packed_square(a: Float[Tensor, "*batch rows dim"], *, double: bool = False) -> Float[Tensor, "*batch packed"]:
-    """Return the blocks on and above the diagonal of aᵀa, row block by row block, as one vector.
+def _packed_square(
+    a: Float[Tensor, "batch rows dim"], *, out: Float[Tensor, "batch packed"], double: bool = False
+) -> None:
+    """Write the blocks on and above the diagonal of aᵀa, row block by row block, as one vector.
 
     With `double`, blocks above the diagonal count twice: the inner product of a doubled and a plain vector is that of
     the two symmetric matrices.
     """
-    parts = []
-    for low, high in _bounds(a.shape[-1]):
-        block = a[..., low:high].mT @ a[..., low:]
+    at, dim = 0, a.shape[-1]
+    for low, high in _bounds(dim):
+        height, width = high - low, dim - low
+        block = out[:, at : at + height * width].view(-1, height, width)
+        torch.bmm(a[..., low:high].mT, a[..., low:], out=block)
         if double:
-            block[..., high - low :] *= 2
-        parts.append(block.flatten(-2))
-    return torch.cat(parts, dim=-1)
+            block[..., height:] *= 2
+        at += height * width
+
+
+def _packed_size(dim: int) -> int:
+    return sum((high - low) * (dim - low) for low, high in _bounds(dim))
 
 
 def _bounds(dim: int) -> list[tuple[int, int]]:
@@ -192,8 +226,7 @@ def _normalised_sums(
 ) -> tuple[Float[Tensor, "pairs dim"], Float[Tensor, " dim"], Float[Tensor, " dim"]]:
     """Per feature: sum over tokens of the squared difference of each pair; sum and sum of squares over all tokens."""
     items, tokens, dim = x.shape
-    i, j = (k.to(x.device) for k in pairing.indices(items))
-    squares = float64(x.new_zeros(len(i), dim))
+    squares = float64(x.new_zeros(pairing.count(items), dim))
     first, second = (float64(x.new_zeros(dim)) for _ in range(2))
     step = max(1, _ELEMENTS.get(x.device.type, _ELEMENTS["cpu"]) // (4 * items * dim))
     for start in range(0, tokens, step):
@@ -201,18 +234,10 @@ def _normalised_sums(
         hat = layer_norm(part, (dim,), eps=eps) if centred else rms_norm(part, (dim,), eps=eps)
         first += float64(hat.sum((0, 1)))
         second += float64(hat.square().sum((0, 1)))
-        at = 0
-        for a, b in zip(*_split((i, j), 4 * hat.shape[1] * dim, x), strict=True):
-            squares[at : at + len(a)] += float64((hat[a] - hat[b]).square_().sum(1))
-            at += len(a)
+        pairs = max(1, _ELEMENTS.get(x.device.type, _ELEMENTS["cpu"]) // (4 * hat.shape[1] * dim))
+        for at, difference in _differences(hat, pairing, pairs):
+            squares[at : at + len(difference)] += float64(difference.square_().sum(1))
     return squares, first, second
-
-
-def _split(pairs: tuple[Tensor, Tensor], size: int, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Cut the positions of pairs into parts, for `size` elements that come with each pair."""
-    step = max(1, _ELEMENTS.get(x.device.type, _ELEMENTS["cpu"]) // max(1, size))
-    i, j = (list(torch.split(k, step)) if len(k) else [] for k in pairs)
-    return i, j
 
 
 def _from_squares(
