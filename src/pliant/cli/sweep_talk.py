@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 import typer
+from rich.columns import Columns
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -92,7 +93,7 @@ def drawn(standing: Standing) -> Group:
     total = len(standing.cells)
     lines: list[Any] = [
         Text(f"{standing.title}: {'; '.join(parts)}", style="bold"),
-        ProgressBar(total=total, completed=total - standing.left, width=60),
+        Columns([ProgressBar(total=total, completed=total - standing.left, width=60)]),  # which end the line
     ]
     if standing.best:
         lines.append(_best(standing))
