@@ -2,8 +2,8 @@
 
     python scripts/tour.py digits-sweep dinov2-run landscape
 
-The folders are those that the commands in docs/tour.md make. Pictures go to docs/images, in few colours so that they
-stay small; tables go between the markers of docs/tour.md. Whatever a folder does not hold is left as it was.
+The folders are those that the commands in docs/tour.md make. Pictures go to docs/images, no larger than they
+have to be; tables go between the markers of docs/tour.md. Whatever a folder does not hold is left as it was.
 """
 
 import io
@@ -27,13 +27,13 @@ PICTURES = {
 TABLES = {"sweep": ("results", "claims", "criteria-spearman"), "tune": ("result",)}
 
 
-def small(picture: Image.Image, path: Path, *, colours: int = 128, widest: int = 1400) -> None:
-    """Save a picture as PNG with few colours and no more pixels than a page shows."""
+def small(picture: Image.Image, path: Path, *, colours: int = 0, widest: int = 1200) -> None:
+    """Save a picture as PNG with no more pixels than a page shows; with few colours where none of them means a role."""
     shrunk = picture.convert("RGB")
     if shrunk.width > widest:
         shrunk = shrunk.resize((widest, round(shrunk.height * widest / shrunk.width)), Image.Resampling.LANCZOS)
     written = io.BytesIO()
-    shrunk.quantize(colours).save(written, "PNG", optimize=True)
+    (shrunk.quantize(colours) if colours else shrunk).save(written, "PNG", optimize=True)
     path.write_bytes(written.getvalue())
     print(f"{path.relative_to(ROOT)}: {len(written.getvalue()):,} bytes")
 
@@ -86,7 +86,7 @@ def main(sweep: Path, tune: Path, landscape: Path) -> None:
     for kind, folder in (("sweep", sweep), ("tune", tune), ("landscape", landscape)):
         for source in pictures(folder, kind):
             with Image.open(source) as picture:
-                small(picture, DOCS / "images" / source.name)
+                small(picture, DOCS / "images" / source.name, colours=96 if source.stem.endswith("3d") else 0)
     tour.write_text(text, encoding="utf-8")
 
 

@@ -242,9 +242,9 @@ def test_curves_are_means_over_seeds_in_equal_stretches():
     data = charts.training_curves(curves(), ["ln1", "mha"])
     mha = data[(data["variant"] == "mha") & (data["quantity"] == "train_loss")]
     assert data["variant"].iloc[0] == "ln1"
-    assert mha["step"].tolist()[:2] == [5, 10]
-    assert len(mha) == 80
-    first = np.exp(-0.02 * np.arange(1, 6)).mean()
+    assert mha["step"].tolist()[:2] == [10, 20]
+    assert len(mha) == 40
+    first = np.exp(-0.02 * np.arange(1, 11)).mean()
     assert mha["value"].iloc[0] == pytest.approx(2.1 * first)
     assert (mha["low"].iloc[0], mha["high"].iloc[0]) == pytest.approx((2.0 * first, 2.2 * first))
 

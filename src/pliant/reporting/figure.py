@@ -76,7 +76,11 @@ class Figure:
         made = [_sized(p, width=WIDTH + 160 if alone else WIDTH, titled=not alone) for p in self.panels]
         several = alt.concat(*made, columns=self.columns, spacing=24)
         whole = (
-            made[0] if alone else several.resolve_scale(color="independent", shape="independent", size="independent")
+            made[0]
+            if alone
+            else several.resolve_scale(
+                color="independent", shape="independent", size="independent", strokeDash="independent"
+            )
         )
         title = alt.TitleParams(self.title, subtitle=_lines(self.reading), anchor="start", fontSize=15, offset=14)
         return whole.properties(title=title).configure(**theme(LIGHT))

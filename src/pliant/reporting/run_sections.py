@@ -160,7 +160,10 @@ def result_section(material: Material) -> Section:
         f"{result.get('frozen_tensors_unchanged', '–')} frozen tensors found unchanged, "
         f"{result.get('trained_tensors_moved', '–')} trained ones moved."
     )
-    return Section("Result", tables=(table("result", "Result", pd.DataFrame(rows), shown, note=note),))
+    return Section(
+        "Result",
+        tables=(table("result", "The trained set beside the linear probe", pd.DataFrame(rows), shown, note=note),),
+    )
 
 
 def _agreement_table(criteria: pd.DataFrame) -> Table:

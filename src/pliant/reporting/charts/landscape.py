@@ -111,7 +111,7 @@ def draw_landscape(surfaces: Sequence[Mapping[str, Any]], kind: str) -> Figure:
     colour = alt.Color(
         "value:Q",
         scale=alt.Scale(scheme=SCHEME, type="log" if log else "linear", domain=[low, high]),
-        legend=alt.Legend(title=title, gradientLength=180),
+        legend=alt.Legend(title=title, gradientLength=180, format=".2~g"),
     )
     panels = tuple(
         Panel(str(s["component"]), _map(s, c, colour, levels), height=280) for s, c in zip(drawn, cells, strict=True)

@@ -16,8 +16,11 @@ QUANTITIES = {
 }
 """What is followed over steps, and its axis."""
 
-STEPS_SHOWN = 80
+STEPS_SHOWN = 40
 """Points of one line: steps are averaged in so many equal stretches."""
+
+MARKS_SHOWN = 8
+"""Points that carry the shape of a line, about so many on each."""
 
 PANELS_SHOWN = 4
 """Data sets whose training is drawn."""
@@ -97,14 +100,10 @@ def _curves(part: pd.DataFrame, title: str) -> Any:
     if part["n"].max() > 1:
         area = base.mark_area(opacity=0.13, line=False)
         layers.insert(0, area.encode(y=alt.Y("low:Q", scale=scale, title=title), y2="high:Q"))
-    if part.groupby("variant").size().max() <= 12:
-        layers.append(
-            base.mark_point(filled=True, size=36, opacity=1).encode(
-                y=alt.Y("value:Q", scale=scale),
-                shape=alt.Shape("variant:N", scale=looks["shape"], legend=legend, sort=variants),
-                tooltip=tips,
-            )
-        )
+    marked = part[part.groupby("variant").cumcount() % max(1, len(part) // (MARKS_SHOWN * len(variants))) == 0]
+    points = base.properties(data=values(marked)).mark_point(filled=True, size=36, opacity=1)
+    shape = alt.Shape("variant:N", scale=looks["shape"], legend=legend, sort=variants)
+    layers.append(points.encode(y=alt.Y("value:Q", scale=scale), shape=shape, tooltip=tips))
     return alt.layer(*layers)
 
 
