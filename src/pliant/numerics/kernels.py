@@ -125,11 +125,11 @@ def _linear_group(
         _packed_square(difference, out=grams[: len(difference)])
         squared[:, part] = _linear_part(weights, squares, difference, grams[: len(difference)])
     powers = _linear_part(weights, squares, x.reshape(1, -1, dim), power)[:, 0]
-    total = float64(x.sum(1)).sum(0)
+    total = float64(x.sum(1)).sum(0).to(x.dtype)
     for at, m in enumerate(maps):
         sum_of_squares = powers[at]
         if m.bias is not None:
-            cross = float64(m.bias) @ (float64(weights[at]) @ total)
+            cross = float64(m.bias) @ float64(weights[at] @ total)
             sum_of_squares = sum_of_squares + 2 * cross + items * tokens * float64(m.bias).square().sum()
         yield _from_squares(squared[at], sum_of_squares, pairing, items)
 
