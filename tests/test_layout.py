@@ -11,7 +11,7 @@ import pytest
 import pliant
 
 SOURCE = Path(pliant.__file__).parent
-ROOT = SOURCE.parents[1]
+ROOT = Path(__file__).parents[1]
 
 RANKS = {
     "terms": 0, "errors": 0, "talk": 0, "assets": 0,

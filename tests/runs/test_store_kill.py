@@ -81,7 +81,7 @@ def test_killed_at_random_moments(processes, undisturbed, tmp_path: Path):
 
 
 def test_several_processes_at_once(processes, undisturbed, tmp_path: Path):
-    kwargs = {"pause": 0.001, "begin": processes.Barrier(3).wait}
+    kwargs = {"pause": 0.02, "begin": processes.Barrier(3).wait}
     team = [processes.Process(target=work, args=(tmp_path, CELLS), kwargs=kwargs) for _ in range(3)]
     for process in team:
         process.start()
