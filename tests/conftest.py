@@ -1,6 +1,9 @@
 """Settings for all tests: no hub, one thread each, shapes and types of the numerical code checked at run time."""
 
 import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -31,3 +34,23 @@ def tiny_vit():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return ViTForImageClassification(config).eval()
+
+
+@pytest.fixture
+def mounted_tmpfs(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Mounts small file systems in memory, of a size such as `320k`; skips where that is not allowed."""
+    mounted: list[Path] = []
+
+    def mount(size: str) -> Path:
+        folder = tmp_path / f"disk{len(mounted)}"
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder]
+        found = subprocess.run(command, capture_output=True, text=True)
+        if found.returncode:
+            pytest.skip(f"a tmpfs cannot be mounted here: {found.stderr.strip()}")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", folder], check=True)

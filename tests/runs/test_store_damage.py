@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,16 +25,8 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def tmpfs(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=320k", "none", folder], capture_output=True, text=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"a tmpfs cannot be mounted here: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
+def tmpfs(mounted_tmpfs: Callable[[str], Path]) -> Path:
+    return mounted_tmpfs("320k")
 
 
 @pytest.mark.parametrize(

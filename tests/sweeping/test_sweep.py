@@ -2,7 +2,7 @@
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -312,16 +312,8 @@ def outcomes_of(folder: Path, recipe: Recipe) -> dict[str, object]:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=400k", "none", folder], capture_output=True, text=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"a tmpfs cannot be mounted here: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
+def small_disk(mounted_tmpfs: Callable[[str], Path]) -> Path:
+    return mounted_tmpfs("400k")
 
 
 def fill(file: IO[bytes], *, block: int) -> None:
