@@ -1,7 +1,10 @@
 """Settings for all tests: no hub, one thread each, shapes and types of the numerical code checked at run time."""
 
+import atexit
 import os
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +15,19 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 from jaxtyping import install_import_hook
 
-install_import_hook(["pliant.numerics", "pliant.measuring.capture", "pliant.measuring.shared"], "beartype.beartype")
+os.environ["PLIANT_CACHE"] = tempfile.mkdtemp(prefix="pliant-cache-")
+atexit.register(shutil.rmtree, os.environ["PLIANT_CACHE"], ignore_errors=True)
+CHECKED = (
+    "pliant.numerics",
+    "pliant.measuring.capture",
+    "pliant.measuring.shared",
+    "pliant.data.augment",
+    "pliant.data.sets",
+    "pliant.tuning.batches",
+    "pliant.tuning.classifier",
+    "pliant.tuning.evaluate",
+)
+install_import_hook(CHECKED, "beartype.beartype")
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 import json
+from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from pliant.cli.app import run
@@ -113,6 +115,41 @@ def test_probe_prints_the_line_to_beat(capsys):
     rows = json.loads(capsys.readouterr().out)
     assert len(rows) == 6
     assert all(row["n"] == 40 for row in rows)
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv", "json"])
+def test_probe_writes_its_table(ending: str, tmp_path: Path, capsys):
+    sizes = ["--train", "60", "--validation", "50", "--test", "40"]
+    out = tmp_path / "new" / f"probe.{ending}"
+    assert run(["probe", *sizes, "--out", str(out), "--no-cache"]) == 0
+    assert "from disk" not in capsys.readouterr().out
+    read = {"parquet": pd.read_parquet, "csv": pd.read_csv, "json": pd.read_json}[ending]
+    assert read(out)[["layer", "n"]].values.tolist() == [["block05", 40]]
+    assert run(["probe", *sizes]) == 0
+    assert run(["probe", *sizes]) == 0
+    assert "Features of 150 images were read from disk" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("command", "out", "message"),
+    [
+        ("measure", "m.xlsx", "expected a name that ends in .parquet, .csv or .json"),
+        ("bounds", "b.parquet", "expected a name that ends in .json or .csv"),
+        ("probe", "folder.csv", "which is a folder; expected the name of a file"),
+        ("probe", "file/p.csv", "file is a file. Choose another folder"),
+        ("landscape", "file", "file is a file. Choose another folder"),
+        ("measure", "/proc/m.csv", "cannot write into /proc"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_before_the_work(command, out, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.csv").mkdir()
+    monkeypatch.setattr("pliant.models.loading.load", lambda *_, **__: pytest.fail("work was begun"))
+    assert run([command, "--out", out]) == 1
+    shown = capsys.readouterr()
+    assert message in " ".join(shown.err.split())
+    assert shown.out == ""
 
 
 def test_two_measurements_side_by_side(tmp_path, capsys):

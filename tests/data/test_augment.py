@@ -178,8 +178,8 @@ def test_without_a_step_the_generator_goes_on():
 def test_without_a_crop_the_view_is_that_of_evaluation():
     preprocessing = Preprocessing(16, 16, 20, "bicubic", *IMAGENET, "test")
     images = noise(10, 30, 44)
-    augment = Augment(preprocessing, crop_scale_min=1, seed=0)
-    whole = Augment(preprocessing, crop_scale_min=1, flip=False)(images)
+    augment = Augment(preprocessing, crop_scale_min=1.0, seed=0)
+    whole = Augment(preprocessing, crop_scale_min=1.0, flip=False)(images)
     framed = functional.center_crop(functional.resize(images.permute(0, 3, 1, 2), [20], interpolation=3), [16, 16])
     assert torch.equal(whole, scale(framed, preprocessing))
     flips = augment.draw(torch.tensor([[30, 44]] * 10), step=2).flips

@@ -20,7 +20,9 @@ CASES: dict[str, dict] = {
 def measured(case: str) -> Measurement:
     """Measure 5 passes of at most 4 items a side."""
     chosen = sample("timm VisionTransformer")
-    return measure(chosen.model(), chosen.inputs(20, 1), chosen.inputs(17, 2), batch_size=4, **CASES[case])
+    options = CASES[case]
+    source = chosen.inputs(17 if options.get("pairs") == "matched" else 20, 1)
+    return measure(chosen.model(), source, chosen.inputs(17, 2), batch_size=4, **options)
 
 
 def broken() -> str:

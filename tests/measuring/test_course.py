@@ -8,7 +8,7 @@ import torch
 
 from families import sample
 from pliant import from_module
-from pliant.errors import ConfigError, DataError, MeasurementError, UnknownNameError
+from pliant.errors import ConfigError, DataError, MeasurementError, ModelError, UnknownNameError
 from pliant.measuring import measure
 from pliant.measuring.plan import Plan, passes, plan_of
 
@@ -39,6 +39,18 @@ def test_passes_of_one_set(items: int, expected: list[int]) -> None:
     cut = passes(items, None, plan_of("insitu", "all", 32, ("mha",), two=False))
     assert [len(x) for x, _ in cut] == expected
     assert min(expected) > 1
+
+
+def test_matched_pairs_need_as_many_of_both(tiny_vit) -> None:
+    images = torch.rand(6, 3, 16, 16)
+    with pytest.raises(DataError, match=r"as many source as target items; got 6 and 4\. .* items=4"):
+        measure(tiny_vit, images, images[:4], pairs="matched")
+
+
+@pytest.mark.parametrize("model", [None, 3, ["bundled"]])
+def test_what_is_no_model(model: object) -> None:
+    with pytest.raises(ModelError, match="as a model; expected a name"):
+        measure(model, torch.rand(6, 3, 16, 16))
 
 
 def test_passes_of_matched_pairs() -> None:

@@ -111,11 +111,18 @@ def probe(folder: Path, cell: CellConfig, *, accuracy: float = 0.7) -> None:
     line.store(folder)
 
 
-def measurement(*, model: str = "bundled", target: str = "digits", blocks: int = 6) -> Measurement:
+def measurement(
+    *,
+    model: str = "bundled",
+    target: str = "digits",
+    blocks: int = 6,
+    convention: str = "insitu",
+    plasticity: dict[str, float] = PLASTICITY,
+) -> Measurement:
     """Plasticity that falls with depth, with narrow intervals."""
     rows = []
-    for role, block in itertools.product(PLASTICITY, range(blocks)):
-        value = PLASTICITY[role] * (1 + 0.1 * (blocks / 2 - block) / blocks)
+    for role, block in itertools.product(plasticity, range(blocks)):
+        value = plasticity[role] * (1 + 0.1 * (blocks / 2 - block) / blocks)
         row = dict.fromkeys(COLUMNS, value) | {"component": component_id(role, block), "role": role, "block": block}
         row |= {"depth": block / max(1, blocks - 1), "stderr": 0.01 * value, "max": 3 * value, "n_pairs": 4096}
         rows.append(
@@ -125,13 +132,13 @@ def measurement(*, model: str = "bundled", target: str = "digits", blocks: int =
     roles = [
         {"role": r, "plasticity": v, "stderr": 0.01 * v, "ci_low": 0.98 * v, "ci_high": 1.02 * v, "blocks": blocks,
          "spread": 0.1, "n_source": 128, "n_target": 128, "n_pairs": 4096, "n_dropped": 0}
-        for r, v in PLASTICITY.items()
+        for r, v in plasticity.items()
     ]  # fmt: skip
     about = {
         "model": model,
         "source": "fashion-sample",
         "target": target,
-        "convention": "insitu",
+        "convention": convention,
         "pairs": "all",
         "seed": 0,
     }

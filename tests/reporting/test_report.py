@@ -82,12 +82,30 @@ class TestSweep:
         (series,) = analyse(material)
         found = {c.text[:2]: c for c in claims(series, step_rows(series, material))}
         assert found["1."].verdict == "holds"
-        assert found["1."].evidence == "measured mha 1.30 > fc1 1.20 > fc2 1.10 > ln2 0.60 > ln1 0.50."
+        assert found["1."].evidence == (
+            "measured (insitu convention, the paper's is shared) mha 1.30 > fc1 1.20 > fc2 1.10 > ln2 0.60 > ln1 0.50."
+        )
         assert found["2a"].verdict == "holds"
         assert found["3a"].verdict == "holds"
         assert "n = 3" in found["4."].evidence
         bare = claims(series, step_rows(series, material).iloc[:0])
         assert {c.verdict for c in bare if c.text.startswith("3")} == {"cannot be told"}
+
+    def test_claims_are_about_the_papers_convention(self, sweep, tmp_path):
+        folder = tmp_path / "copy"
+        shutil.copytree(sweep, folder)
+        shared = {"ln1": 3.0, "mha": 0.2, "ln2": 2.0, "fc1": 1.5, "fc2": 1.1}
+        synthetic.measurement(convention="shared", plasticity=shared).save(folder / "measurement-shared.parquet")
+        material = read(folder)
+        (series,) = analyse(material)
+        found = {c.text[:2]: c for c in claims(series, step_rows(series, material))}
+        assert found["1."].verdict == "does not hold"
+        assert found["1."].evidence == (
+            "measured (shared convention) ln1 3.00 > ln2 2.00 > fc1 1.50 > fc2 1.10 > mha 0.20."
+        )
+        assert series.order == ["full", "ln1", "ln2", "fc1", "fc2", "mha", "emb"]
+        found = [a.criterion for a in series.comparison.spearman]
+        assert found[:2] == ["plasticity (shared)", "plasticity (insitu)"]
 
     def test_page_and_files(self, sweep, tmp_path, no_scripts):
         folder = tmp_path / "copy"

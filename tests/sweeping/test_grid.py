@@ -2,6 +2,7 @@ import functools
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pliant.errors import ConfigError, UnknownNameError
@@ -116,7 +117,11 @@ def test_paper_lora():
 def test_digits():
     made = shipped("digits")
     assert values(made, "components") == SETS
-    assert len(values(made, "learning_rate")) == 4
+    for name in SETS:
+        own = [cell for cell in made if cell.components == name]
+        assert len(own) == 12
+        rates = sorted(values(own, "learning_rate"))
+        assert np.allclose(np.diff(np.log10(rates)), 0.5, atol=0.03)  # grids differ in place, not in length or spacing
     assert min(cell.steps for cell in made) >= 200
     assert values(made, "model") == {"bundled"}
 

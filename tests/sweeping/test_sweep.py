@@ -69,6 +69,9 @@ def test_a_sweep_and_its_summary(recipe: Recipe, finished: Path):
     assert table.loc["mha", "parameters"] == best.trained_parameters
     rows = read_metrics(finished / "cells" / best.cell.name / "metrics.jsonl")
     assert {row["step"] for row in rows} >= {point.step for point in best.curve}
+    norms = {row["step"]: row["gradient_norm.block01.mha"] for row in rows if "gradient_norm" in row}
+    assert list(norms) == list(range(1, best.cell.steps + 1))  # of so few steps, each
+    assert min(norms.values()) > 0
 
 
 def test_cells_without_test_images_have_no_probe(model: Path, tmp_path: Path):
@@ -353,11 +356,13 @@ def test_a_disk_that_has_room_again_before_the_end_loses_nothing(recipe: Recipe,
     def listener(event, standing):
         heard.append(event.kind)
         if event.kind == "started" and event.cell == cells(recipe)[0] and event.job == "cell":
-            # Room for metrics, which are small, but not for a result.
+            # Room for the cell's metrics, but not for a result beside them.
+            metrics = Store(finished).path(event.cell) / "metrics.jsonl"
+            room = -(-metrics.stat().st_size // 4096) * 4096
             with filler.open("wb", buffering=0) as file:
                 fill(file, block=4096)
             with filler.open("rb+") as file:
-                file.truncate(filler.stat().st_size - 4096)
+                file.truncate(filler.stat().st_size - room)
         if event.kind == "kept":
             filler.unlink()
 

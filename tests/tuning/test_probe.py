@@ -1,4 +1,7 @@
+import dataclasses
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +13,9 @@ from families import SAMPLES, Sample
 from pliant.components import find_components
 from pliant.data import ImageData, pixel_values
 from pliant.errors import ConfigError, DataError, MeasurementError, ModelError
-from pliant.models import from_module
+from pliant.models import Loaded, from_module
 from pliant.terms import BLOCK_ROLES, Preprocessing
+from pliant.tuning.features import LOOKED_AT
 from pliant.tuning.probe import GRID, probe
 from tuning.tiny_cells import CLASSES, PREPROCESSING, changed, data, images, loaded, state
 
@@ -143,3 +147,84 @@ def test_features_that_are_not_finite_are_refused():
         model.model.vit.layers[1].mlp.fc2.bias.fill_(torch.nan)
     with pytest.raises(MeasurementError, match=r"block01: features are not finite"):
         probe(model, data(), device="cpu")
+
+
+def test_features_are_kept_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    model, sets = loaded(), data()
+    plain = probe(model, sets, layer="all", device="cpu")
+    first = probe(model, sets, layer="all", device="cpu", cache=tmp_path)
+    passed = count_images(model, monkeypatch)
+    again = probe(model, sets, layer="all", device="cpu", cache=tmp_path)
+    assert plain.rows == first.rows == again.rows
+    assert (plain.reused, first.reused, again.reused) == (0, 0, 120)
+    assert sum(passed) == 3 * LOOKED_AT
+    # A layer is there for whoever asks for fewer; the other pooling is another feature.
+    assert probe(model, sets, device="cpu", cache=tmp_path).reused == 120
+    assert probe(model, sets, pooling="cls", device="cpu", cache=tmp_path).reused == 0
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def count_images(model: Loaded, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    passed: list[int] = []
+    forward = model.model.forward
+    monkeypatch.setattr(model.model, "forward", lambda x, **named: passed.append(len(x)) or forward(x, **named))
+    return passed
+
+
+@pytest.mark.parametrize("change", ["weights", "pixels", "order", "preprocessing", "architecture"])
+def test_features_of_something_else_are_not_used(change: str, tmp_path: Path):
+    model, sets = loaded(), data()
+    probe(model, sets, device="cpu", cache=tmp_path)
+    if change == "weights":
+        with torch.no_grad():
+            model.model.vit.layers[0].mlp.fc1.weight[0, 0] += 0.5
+        model = from_module(model.model, preprocessing=model.preprocessing)
+    elif change == "pixels":
+        sets = ImageData("made", CLASSES, *(images(n, seed=9 + n) for n in (40, 30, 50)))
+    elif change == "order":
+        splits = [s.subset(np.arange(len(s))[::-1]) for s in (sets.train, sets.validation, sets.test)]
+        sets = ImageData("made", CLASSES, *splits)
+    elif change == "preprocessing":
+        model = dataclasses.replace(model, preprocessing=dataclasses.replace(PREPROCESSING, mean=(0.4,) * 3))
+    else:  # weights, names and shapes are the same: only the features tell
+        model.model.vit.layers[-1].register_forward_hook(lambda module, args, output: output + 0.1 * output.roll(1, -1))
+    found = probe(model, sets, device="cpu", cache=tmp_path)
+    assert found.reused == 0
+    assert found.rows == probe(model, sets, device="cpu").rows
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "pickle", "shape", "type", "nan"])
+def test_damaged_features_are_computed_again(damage: str, tmp_path: Path):
+    model, sets = loaded(), data()
+    before = probe(model, sets, device="cpu", cache=tmp_path)
+    files = sorted(tmp_path.rglob("*.npy"))
+    assert len(files) == 3
+    for file in files:
+        features = np.load(file)
+        match damage:
+            case "cut":
+                file.write_bytes(file.read_bytes()[:-100])
+            case "empty":
+                file.write_bytes(b"")
+            case "pickle":
+                np.save(file, np.array([{}], dtype=object), allow_pickle=True)
+            case "shape":
+                np.save(file, features[:, :-1])
+            case "type":
+                np.save(file, features.astype(np.float64))
+            case "nan":
+                np.save(file, features * np.nan)
+    again = probe(model, sets, device="cpu", cache=tmp_path)
+    assert (again.rows, again.reused) == (before.rows, 0)
+    assert probe(model, sets, device="cpu", cache=tmp_path).reused == 120
+
+
+def test_a_cache_without_room_only_costs_time(tmp_path: Path, mounted_tmpfs: Callable[[str], Path]):
+    model, sets = loaded(), data()
+    folder = mounted_tmpfs("16k")
+    file = tmp_path / "file"
+    file.write_text("no folder")
+    for cache in (folder, file, file / "below"):
+        found = probe(model, sets, layer="all", device="cpu", cache=cache)
+        assert (found.rows, found.reused) == (probe(model, sets, layer="all", device="cpu").rows, 0)
+    assert not [path for path in folder.rglob("*") if path.is_file()]

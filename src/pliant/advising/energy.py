@@ -15,7 +15,6 @@ import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pliant.components import Anatomy
@@ -23,7 +22,7 @@ from pliant.data import ImageSet, pixel_values
 from pliant.errors import MeasurementError
 from pliant.measuring.capture import observing
 from pliant.terms import Preprocessing
-from pliant.tuning.classifier import classifiers
+from pliant.tuning.classifier import classifiers, fitted_classifier
 from pliant.tuning.evaluate import logits_of
 
 Progress = Callable[[int, int], None]
@@ -68,7 +67,10 @@ def gradient_energy(
         with observing(model), _restored(anatomy, heads):
             features = _features(model, heads, (values for values, _ in batches()))
             for head, found in zip(heads, features, strict=True):
-                _fit(head, found, images.labels)
+                weight, bias = fitted_classifier(found, images.labels, classes=len(images.classes))
+                head.weight.copy_(torch.as_tensor(weight))
+                if head.bias is not None:
+                    head.bias.copy_(torch.as_tensor(bias))
             with torch.enable_grad():
                 for values, labels in batches():
                     loss = nn.functional.cross_entropy(logits_of(model(values)), labels, reduction="sum")
@@ -125,28 +127,6 @@ def _features(
             "the features that the classifier gets are not finite. Check weights and images for NaN."
         )
     return features
-
-
-def _fit(head: nn.Linear, features: NDArray[np.float32], labels: NDArray[np.int64]) -> None:
-    """Set a classifier to the logistic regression of the labels on its standardised features."""
-    from sklearn.linear_model import LogisticRegression
-
-    mean, std = features.mean(0), features.std(0)
-    std = np.where(std > 0, std, 1.0)
-    fitted = LogisticRegression(max_iter=1000).fit((features - mean) / std, labels)
-    classes = np.asarray(fitted.classes_)
-    coefficients, intercepts = fitted.coef_, fitted.intercept_
-    if len(classes) == 2 and len(coefficients) == 1:  # one logit for the second class: half to each side
-        coefficients, intercepts = (
-            np.vstack([-coefficients, coefficients]) / 2,
-            np.hstack([-intercepts, intercepts]) / 2,
-        )
-    weight = coefficients / std
-    with torch.no_grad():
-        head.weight.zero_()
-        head.weight[classes] = torch.as_tensor(weight).to(head.weight)
-        head.bias.zero_()
-        head.bias[classes] = torch.as_tensor(intercepts - weight @ mean).to(head.bias)
 
 
 def _table(anatomy: Anatomy) -> pd.DataFrame:

@@ -29,8 +29,7 @@ def audit(
         typer.echo(found.frame.to_json(orient="records", indent=1))
     elif len(found.frame):
         talk.table(f"{found.name}: {found.images:,} images", found.frame)
-    talk.say(
-        f"{len(found.frame)} findings; {'nothing stands against' if found.ok else 'errors stand against'} training"
-    )
+    verdict = "nothing stands against" if found.ok else "errors stand against"
+    talk.say(f"{found.name}: {found.images:,} images, {len(found.frame)} findings; {verdict} training")
     if not found.ok:
         raise typer.Exit(FAILED)

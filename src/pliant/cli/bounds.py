@@ -36,10 +36,12 @@ def bounds(
     Example: `pliant bounds --model facebook/dinov2-small --source fashion-mnist --data folder:photos --blocks`
     """
     from pliant.cli.console import ConsoleTalk
+    from pliant.cli.output import check_file
     from pliant.measuring.bounds import bounds as library_bounds
     from pliant.measuring.subject import pick_device
 
     talk = ConsoleTalk(stderr=json)
+    check_file(out, ".json", ".csv")
     with talk.bar("Measuring and bounding") as bar:
         found = library_bounds(
             model, source, target, convention=convention, pairs=pairs, items=items, batch_size=batch_size, seed=seed,

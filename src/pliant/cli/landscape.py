@@ -43,10 +43,12 @@ def landscape(
     Example: `pliant landscape --model facebook/dinov2-small --data folder:photos -c mha -c ln1 --surfaces`
     """
     from pliant.cli.console import ConsoleTalk
+    from pliant.cli.output import check_folder
     from pliant.landscapes import landscape as library_landscape
     from pliant.reporting.maps import write_maps
 
     talk = ConsoleTalk(stderr=json)
+    check_folder(out)
     with talk.bar("Computing landscapes") as bar:
         found = library_landscape(
             model, data, components=components or ("ln1", "fc1", "mha"), directions=directions, points=points,

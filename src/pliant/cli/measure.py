@@ -39,12 +39,14 @@ def measure(
     Two measurements: `pliant measure before.parquet after.parquet --compare`
     """
     from pliant.cli.console import ConsoleTalk
+    from pliant.cli.output import check_file
     from pliant.measuring import measure as library_measure
     from pliant.measuring.subject import pick_device
 
     talk = ConsoleTalk(stderr=json)
     if compare or files:
         return _compare(files or [], talk, compare=compare, json=json)
+    check_file(out, ".parquet", ".csv", ".json")
     with talk.bar("Measuring") as bar:
         found = library_measure(
             model, source, target, convention=convention, pairs=pairs, items=items, until=_share(until), seed=seed,

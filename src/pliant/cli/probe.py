@@ -23,7 +23,10 @@ def probe(
     train: Annotated[int | None, typer.Option("--train", min=1, help="At most so many training images.")] = None,
     validation: Annotated[int | None, typer.Option("--validation", min=1, help="At most so many to choose on.")] = None,
     test: Annotated[int | None, typer.Option("--test", min=1, help="At most so many test images.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the table, as .parquet.")] = None,
+    cache: Annotated[
+        bool, typer.Option("--cache/--no-cache", help="Keep features on disk, and read them from there the next time.")
+    ] = True,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the table: .parquet, .csv or .json.")] = None,
     seed: Seed = 0,
     device: Device = "auto",
     json: Json = False,
@@ -33,19 +36,24 @@ def probe(
     Example: `pliant probe --model facebook/dinov2-small --data folder:photos --layer blocks`
     """
     from pliant.cli.console import ConsoleTalk
+    from pliant.cli.output import check_file
     from pliant.job import probe as library_probe
 
     talk = ConsoleTalk(stderr=json)
+    check_file(out, ".parquet", ".csv", ".json")
     limits = {"train": train, "validation": validation, "test": test}
-    found = library_probe(model, data, layer=layer, pooling=pooling, seed=seed, device=device, talk=talk, **limits)
+    found = library_probe(
+        model, data, layer=layer, pooling=pooling, seed=seed, device=device, cache=cache, talk=talk, **limits
+    )
     frame = found.frame
     if out is not None:
-        frame.to_parquet(out)
-        talk.say(f"Written to {out}")
+        talk.say(f"Written to {found.save(out)}")
     if json:
         typer.echo(frame.to_json(orient="records", indent=1))
         return
     note = f"logistic regression on {pooling} features; C chosen on validation, test images read once; interval: Wilson"
     talk.table(f"Linear probe of {model} on {data}", frame, note=note)
+    if found.reused:
+        talk.say(f"Features of {found.reused:,} images were read from disk, after a few computed anew had agreed")
     for line in found.notes:
         talk.say(f"Note: {line}")

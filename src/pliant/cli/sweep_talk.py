@@ -159,7 +159,7 @@ def print_store(entries: pd.DataFrame, problems: tuple[str, ...], *, folder: str
         table, same = _compact(entries)
         talk.table(f"{folder}: {title}", table, note=same)
     else:
-        talk.say(f"{folder}: {title}")
+        talk.say(f"{folder}: {title} yet; `pliant sweep RECIPE --out {folder}` makes them")
     for problem in problems:
         talk.say(f"Problem: {problem}")
 

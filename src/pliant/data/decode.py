@@ -214,7 +214,7 @@ class Packer:
 
 
 def cache_folder() -> Path:
-    """Return the folder for large caches: PLIANT_CACHE, else pliant in the user's cache folder."""
+    """Return the folder for what is large or slow to make: PLIANT_CACHE, else pliant in the user's cache folder."""
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pliant"
     return Path(os.environ.get("PLIANT_CACHE") or default)
 

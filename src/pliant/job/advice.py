@@ -13,7 +13,7 @@ from pliant.advising.criteria import Evidence, agreement
 from pliant.advising.energy import energy_by_role, gradient_energy
 from pliant.advising.race import Race, run_race
 from pliant.components import find_components
-from pliant.data import ImageData, load, normalized
+from pliant.data import ImageData, cache_folder, load, normalized
 from pliant.data.splits import limited
 from pliant.errors import ConfigError, ModelError, StoreError
 from pliant.job.config import TuneConfig
@@ -191,7 +191,7 @@ class Advisor:
 
     def _probe(self) -> ProbeResult:
         with self.talk.bar("Linear probe") as bar:
-            found = probe(self.loaded, self.data, device=self.device, progress=bar)
+            found = probe(self.loaded, self.data, device=self.device, progress=bar, cache=cache_folder() / "features")
         self.talk.say(f"Linear probe: {_score(found.test)}")
         return found
 

@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from pliant.components import find_components
-from pliant.data import ImageData, load
+from pliant.data import ImageData, cache_folder, load
 from pliant.measuring.subject import opened, pick_device
 from pliant.models import Loaded
 from pliant.talk import Silent, Talk
@@ -24,6 +24,7 @@ def probe(
     pooling: str = "mean",
     seed: int = 0,
     device: str = "auto",
+    cache: bool = True,
     talk: Talk | None = None,
 ) -> ProbeResult:
     """Fit a linear classifier on a pretrained model's frozen features; the line that tuning has to beat.
@@ -38,6 +39,7 @@ def probe(
         pooling: `mean` over all tokens, or `cls`, the class token.
         seed: of the splits.
         device: `auto`, `cpu`, `cuda` or `mps`.
+        cache: keep features on disk, in the folder PLIANT_CACHE (see README), and read them from there the next time.
         talk: is told what happens; by default nobody is.
 
     Raises:
@@ -53,5 +55,7 @@ def probe(
     data.require_splits()
     loaded = opened(model)
     options: dict[str, Any] = {"layer": layer, "pooling": pooling, "device": where}
+    if cache:
+        options["cache"] = cache_folder() / "features"
     with talk.bar("Linear probe") as bar:
         return probe_loaded(loaded, data, anatomy=find_components(loaded.model), progress=bar, **options)

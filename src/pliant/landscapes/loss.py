@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
-from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -15,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from pliant.components import Anatomy
 from pliant.errors import MeasurementError
 from pliant.landscapes.directions import Weights, flat, unflat
-from pliant.tuning.classifier import classifiers
+from pliant.tuning.classifier import classifiers, fitted_classifier
 from pliant.tuning.evaluate import logits_of
 
 Pixels = Float[Tensor, "images 3 height width"]
@@ -55,27 +54,11 @@ def _fitted_heads(anatomy: Anatomy, pixels: Pixels, labels: Tensor, *, classes: 
             handle.remove()
     fitted: Weights = {}
     for name, head in heads.items():
-        weight, bias = _fit(seen[name].float().cpu().numpy(), labels.cpu().numpy(), classes=classes)
+        weight, bias = fitted_classifier(seen[name].float().cpu().numpy(), labels.cpu().numpy(), classes=classes)
         fitted[f"{name}.weight"] = torch.as_tensor(weight).to(head.weight)
         if head.bias is not None:
             fitted[f"{name}.bias"] = torch.as_tensor(bias).to(head.bias)
     return fitted
-
-
-def _fit(
-    features: Float[np.ndarray, "images dim"], labels: Int64[np.ndarray, " images"], *, classes: int
-) -> tuple[Float[np.ndarray, "classes dim"], Float[np.ndarray, " classes"]]:
-    """Fit weights and biases of a linear classifier to standardised features."""
-    mean, std = features.mean(0), features.std(0)
-    std = np.where(std > 0, std, 1.0)
-    found = LogisticRegression(max_iter=1000).fit((features - mean) / std, labels)
-    coefficients, intercepts = found.coef_, found.intercept_
-    if len(found.classes_) == 2:  # one logit for the second class: half to each side
-        coefficients, intercepts = (np.concatenate([-v, v]) / 2 for v in (coefficients, intercepts))
-    weight, bias = np.zeros((classes, features.shape[1])), np.zeros(classes)
-    weight[found.classes_] = coefficients / std
-    bias[found.classes_] = intercepts - (coefficients / std) @ mean
-    return weight, bias
 
 
 def descent(

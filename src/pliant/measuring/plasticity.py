@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from pliant.components import Anatomy, Family, find_components
-from pliant.errors import ConfigError
+from pliant.errors import ConfigError, DataError
 from pliant.measuring.items import DEFAULT_ITEMS, Items, items_of
 from pliant.measuring.measurement import Measurement, threads
 from pliant.measuring.passing import Progress, measure_items, moved, one_pass
@@ -91,7 +91,7 @@ def measure(
 
     Raises:
         ConfigError: an argument that cannot be, such as matched pairs within one set.
-        DataError: source and target differ in the shape of an item; too few items.
+        DataError: source and target differ in the shape of an item, or in number if pairs are matched; too few items.
         AnatomyError: the model's blocks are not found.
         MeasurementError: values that are not finite, or no distinct pair.
     """
@@ -102,6 +102,8 @@ def measure(
     anatomy = find_components(loaded.model, family=family)
     count = items if items is not None else DEFAULT_ITEMS if until is None else None
     sides = sides_of(loaded, source, target, count=count, seed=seed, length=length)
+    if plan.pairs == "matched":
+        _check_matched(*sides.values())
     meter = measure_items(anatomy, *sides.values(), plan=plan, device=device, progress=progress)
     provenance = provenance_of(loaded, anatomy, plan, sides, seed=seed, device=device)
     return Measurement(meter.frame(), meter.by_role(), {**provenance, **meter.course}, meter.heads_frame())
@@ -121,6 +123,14 @@ def sides_of(
     return {
         side: items_of(data, loaded, side=side, count=count, seed=seed, length=length) for side, data in sides.items()
     }
+
+
+def _check_matched(source: Items, target: Items) -> None:
+    if len(source) != len(target):
+        raise DataError(
+            f"matched pairs (x_i, y_i) need as many source as target items; got {len(source)} and {len(target)}. "
+            f"Pass as many of both (of named data, items={min(len(source), len(target))}), or pairs='all'."
+        )
 
 
 def provenance_of(

@@ -1,18 +1,32 @@
 """What is measured: a model by name, as loaded, or as an object, and its components."""
 
+import os
+from os import PathLike
+
 import torch
 from torch import nn
 
 from pliant.components import Anatomy, Family, find_components
-from pliant.errors import ConfigError
+from pliant.errors import ConfigError, ModelError
 from pliant.models import Loaded, from_module, load
 
 
-def opened(model: str | nn.Module | Loaded) -> Loaded:
-    """Load a model if it is a name; wrap it if it is a bare module."""
-    if isinstance(model, str):
-        return load(model)
-    return model if isinstance(model, Loaded) else from_module(model)
+def opened(model: str | PathLike[str] | nn.Module | Loaded) -> Loaded:
+    """Load a model if it is a name or a folder; wrap it if it is a bare module.
+
+    Raises:
+        ModelError: it is none of these.
+    """
+    if isinstance(model, str | PathLike):
+        return load(os.fspath(model))
+    if isinstance(model, nn.Module):
+        return from_module(model)
+    if not isinstance(model, Loaded):
+        raise ModelError(
+            f"got {type(model).__name__} as a model; expected a name (bundled, a folder, a hub id), a torch module, or "
+            "what pliant.models.load returns"
+        )
+    return model
 
 
 def anatomy(model: str | nn.Module | Loaded, *, family: Family | None = None) -> Anatomy:

@@ -30,6 +30,9 @@ CELL_FIELDS = (
 )  # fmt: skip
 """Fields that may tell series apart, the most telling first."""
 
+PAPERS_CONVENTION = "shared"
+"""Every component applied to the embedded tokens: what the paper's plasticity is about (MATH.md, section 1)."""
+
 
 @dataclass(frozen=True)
 class Series:
@@ -46,8 +49,7 @@ class Series:
         comparison: tests of the scores; None without scores.
         alone: the same over single components only, as the paper compares them; None if there is nothing else.
         probes: data set to the linear probe's line.
-        plasticity: role to measured plasticity on the series' model; empty if it was not measured.
-        convention: of that measurement.
+        measured: convention to role to measured plasticity of the series' model, the paper's convention first.
         parameters: trained parameters by component set.
         order: component sets in the order of charts and tables: full, then from the most plastic role down.
     """
@@ -62,10 +64,19 @@ class Series:
     comparison: Comparison | None = field(repr=False)
     alone: Comparison | None = field(repr=False)
     probes: Mapping[str, ProbeLine] = field(repr=False)
-    plasticity: Mapping[str, float]
-    convention: str
+    measured: Mapping[str, Mapping[str, float]]
     parameters: Mapping[str, int]
     order: list[str]
+
+    @property
+    def plasticity(self) -> Mapping[str, float]:
+        """Role to measured plasticity, in the paper's convention if that was measured; empty if nothing was."""
+        return _first(self.measured)
+
+    @property
+    def convention(self) -> str:
+        """Convention of `plasticity`; empty if nothing was measured."""
+        return next(iter(self.measured), "")
 
     @property
     def data(self) -> list[str]:
@@ -133,10 +144,10 @@ def _series(label: str, values: dict[str, Any], runs: pd.DataFrame, material: Ma
         scores: pd.DataFrame | None = choices.scores()
     except ConfigError:
         scores = None
-    plasticity, convention = plasticity_of(material, model)
+    measured = plasticity_of(material, model)
     counted = runs.dropna(subset=["trained_parameters"]).groupby("variant", sort=False)["trained_parameters"].first()
     parameters = {str(v): int(count) for v, count in counted.items()}
-    probes, order = _probes(runs, material), in_order(map(str, runs["variant"]), plasticity)
+    probes, order = _probes(runs, material), in_order(map(str, runs["variant"]), _first(measured))
     return Series(
         label=label,
         values=values,
@@ -145,11 +156,10 @@ def _series(label: str, values: dict[str, Any], runs: pd.DataFrame, material: Ma
         chosen=chosen_table(choices.choices, runs, order=order, probes=probes, parameters=parameters),
         robustness=robustness(runs),
         scores=scores,
-        comparison=None if scores is None else _compare(scores, plasticity, convention, parameters),
+        comparison=None if scores is None else _compare(scores, measured, parameters),
         alone=_compare_alone(scores),
         probes=probes,
-        plasticity=plasticity,
-        convention=convention,
+        measured=measured,
         parameters=parameters,
         order=order,
     )
@@ -163,21 +173,29 @@ def _probes(runs: pd.DataFrame, material: Material) -> dict[str, ProbeLine]:
     return {data: lines[key] for data, key in keys.items() if key in lines}
 
 
-def plasticity_of(material: Material, model: str) -> tuple[dict[str, float], str]:
-    """Return plasticity by role of a model, from the first measurement of it, and that measurement's convention."""
+def plasticity_of(material: Material, model: str) -> dict[str, dict[str, float]]:
+    """Return plasticity of a model by convention and role; the paper's convention first.
+
+    Of several measurements in one convention the first in the order of file names counts.
+    """
+    found: dict[str, dict[str, float]] = {}
     for _, measurement in material.measurements:
         if str(measurement.provenance.get("model")) == model:
             roles = measurement.by_role
             values = dict(zip(roles["role"].astype(str), roles["plasticity"].astype(float), strict=True))
-            return values, str(measurement.provenance.get("convention", ""))
-    return {}, ""
+            found.setdefault(str(measurement.provenance.get("convention", "")), values)
+    return dict(sorted(found.items(), key=lambda item: item[0] != PAPERS_CONVENTION))
+
+
+def _first(measured: Mapping[str, Mapping[str, float]]) -> Mapping[str, float]:
+    return next(iter(measured.values()), {})
 
 
 def _compare(
-    scores: pd.DataFrame, plasticity: Mapping[str, float], convention: str, parameters: Mapping[str, int]
+    scores: pd.DataFrame, measured: Mapping[str, Mapping[str, float]], parameters: Mapping[str, int]
 ) -> Comparison:
     roles = [str(c) for c in scores.columns if str(c) in BLOCK_ROLES]
-    criteria = {f"plasticity ({convention})": plasticity} if plasticity else {}
+    criteria = {f"plasticity ({convention})": values for convention, values in measured.items()}
     families = {str(name): family_of(str(name)) for name in scores.index}
     return compare(
         scores,

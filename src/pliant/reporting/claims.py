@@ -12,7 +12,7 @@ import pandas as pd
 from scipy import stats
 
 from pliant.errors import ConfigError
-from pliant.reporting.analysis import Series
+from pliant.reporting.analysis import PAPERS_CONVENTION, Series
 from pliant.reporting.charts import steps_to_loss, training_curves
 from pliant.reporting.chosen import cells_of
 from pliant.reporting.results import scores_by_set
@@ -50,7 +50,7 @@ def claims(series: Series, curves: pd.DataFrame) -> tuple[Claim, ...]:
     """
     scores = scores_by_set(series)
     return (
-        _order_of_plasticity(series.plasticity),
+        _order_of_plasticity(series),
         _maps_beat_norms(scores),
         _maps_vary_less(series),
         *_plastic_is_faster(series, curves),
@@ -70,8 +70,9 @@ def claims_section(series: Series, curves: pd.DataFrame) -> Section:
     return Section("The paper's claims", "", (), (made,)).of(series.label)
 
 
-def _order_of_plasticity(plasticity: Mapping[str, float]) -> Claim:
+def _order_of_plasticity(series: Series) -> Claim:
     text = "1. Plasticity: mha > fc1 ≈ fc2 > ln2 > ln1, above 1 for mha and fc, below 1 for the norms."
+    plasticity = series.plasticity
     known = [role for role in (*MAPS, *NORMS) if role in plasticity]
     if len(known) < len(BLOCK_ROLES):
         return Claim(text, "cannot be told", "this model's plasticity was not measured.")
@@ -80,7 +81,10 @@ def _order_of_plasticity(plasticity: Mapping[str, float]) -> Claim:
     ordered = plasticity["mha"] > max(plasticity["fc1"], plasticity["fc2"]) and min(maps) > max(norms)
     sides = min(maps) > 1 > max(norms)
     shown = " > ".join(f"{role} {plasticity[role]:.2f}" for role in order)
-    return Claim(text, _verdict([ordered, sides]), f"measured {shown}.")
+    how = f"{series.convention} convention"
+    if series.convention != PAPERS_CONVENTION:
+        how += f", the paper's is {PAPERS_CONVENTION}"
+    return Claim(text, _verdict([ordered, sides]), f"measured ({how}) {shown}.")
 
 
 def _maps_beat_norms(scores: Mapping[str, float]) -> Claim:

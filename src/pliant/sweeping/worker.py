@@ -23,6 +23,9 @@ if TYPE_CHECKING:  # a worker limits its threads before torch is imported for th
 CHECKPOINT_SECONDS = 30.0
 """What a cell that dies loses, beside the way to its next evaluation."""
 
+DYNAMICS_ROWS = 100
+"""Rows of gradient norms, update sizes and loss that the metrics of a cell have, at most twice as many."""
+
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -104,6 +107,7 @@ class Worker:
                 device=self.device,
                 keep=keep,
                 checkpoint_seconds=self.checkpoint_seconds,
+                dynamics=0 if metrics is None else max(1, cell.steps // DYNAMICS_ROWS),
             )
         _free_gpu()
         return record
@@ -128,6 +132,7 @@ class Worker:
         """
         import torch
 
+        from pliant.data import cache_folder
         from pliant.measuring.subject import pick_device
         from pliant.tuning import probe
         from pliant.tuning.environment import environment
@@ -136,7 +141,14 @@ class Worker:
         loaded, anatomy = self.model(cell, data)
         device = pick_device(self.device)
         with self._model_is_lost_by_an_exception():
-            found = probe(loaded, data, normalization=cell.normalization, anatomy=anatomy, device=device)
+            found = probe(
+                loaded,
+                data,
+                normalization=cell.normalization,
+                anatomy=anatomy,
+                device=device,
+                cache=cache_folder() / "features",
+            )
         _free_gpu()
         return ProbeLine(
             key=ProbeKey.of(cell),

@@ -1,6 +1,8 @@
-"""The new classifier: fresh weights that follow from the cell's seed, whatever the model went through before."""
+"""The new classifier: fresh weights that follow from the cell's seed, or those that fit best to frozen features."""
 
+import numpy as np
 import torch
+from jaxtyping import Float, Int64
 from torch import nn
 
 from pliant.components import Anatomy
@@ -40,3 +42,24 @@ def renew_classifier(anatomy: Anatomy, *, classes: int, seed: int) -> None:
         module.weight.copy_(weight)
         if module.bias is not None:
             module.bias.zero_()
+
+
+def fitted_classifier(
+    features: Float[np.ndarray, "images dim"], labels: Int64[np.ndarray, " images"], *, classes: int
+) -> tuple[Float[np.ndarray, "classes dim"], Float[np.ndarray, " classes"]]:
+    """Return weights and biases of the logistic regression of the labels on the standardised features.
+
+    They apply to the features as they are. A class without images has zeros.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    mean, std = features.mean(0), features.std(0)
+    std = np.where(std > 0, std, 1.0)
+    found = LogisticRegression(max_iter=1000).fit((features - mean) / std, labels)
+    coefficients, intercepts = found.coef_ / std, found.intercept_
+    intercepts = intercepts - coefficients @ mean
+    if len(found.classes_) == 2:  # one logit for the second class: half to each side
+        coefficients, intercepts = (np.concatenate([-v, v]) / 2 for v in (coefficients, intercepts))
+    weight, bias = np.zeros((classes, features.shape[1])), np.zeros(classes)
+    weight[found.classes_], bias[found.classes_] = coefficients, intercepts
+    return weight, bias

@@ -5,31 +5,23 @@ PAPER.md, Training: features after a block or component, pooled over tokens, L2-
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import torch
 from jaxtyping import Float, Int64
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
-from torch import Tensor
 
-from pliant.components import Anatomy, Component, find_components
-from pliant.data import ImageData, ImageSet, Normalization, normalized
+from pliant.components import Anatomy, find_components
+from pliant.data import ImageData, Normalization, normalized
 from pliant.errors import ConfigError, MeasurementError, ModelError
-from pliant.measuring.capture import first_tensor, listening, observing
-from pliant.measuring.subject import pick_device
 from pliant.models import Loaded
 from pliant.runs import Score
-from pliant.terms import BLOCK_ROLES, Preprocessing
-from pliant.tuning.batches import evaluation_batches
-
-Pooling = Literal["mean", "cls"]
-Layers = Literal["last", "blocks", "all"]
+from pliant.runs.atomic import write_atomically
+from pliant.tuning.features import Features, Layers, Pooling, on_device
 
 GRID = (0.001, 0.01, 0.1, 1.0, 10.0)
 """Inverse strengths of the L2 penalty that validation chooses among."""
@@ -69,6 +61,7 @@ class ProbeResult:
         pooling: `mean` over tokens or `cls`, the class token.
         n_train: images that the classifiers were fitted on.
         seconds: it took.
+        reused: images whose features were read from disk, where an earlier run had kept them.
         notes: what a reader should know: fits that did not converge, a strength at the edge of its grid.
     """
 
@@ -76,6 +69,7 @@ class ProbeResult:
     pooling: Pooling
     n_train: int
     seconds: float
+    reused: int
     notes: tuple[str, ...]
 
     @property
@@ -115,6 +109,27 @@ class ProbeResult:
             ]
         )
 
+    def save(self, path: str | Path) -> Path:
+        """Write the table as Parquet (`.parquet`), CSV (`.csv`) or JSON (`.json`), whole or not at all.
+
+        Raises:
+            ConfigError: a name with another ending.
+            StoreError: it cannot be written.
+        """
+        path = Path(path)
+        match path.suffix:
+            case ".parquet":
+                content = self.frame.to_parquet()
+            case ".csv":
+                content = self.frame.to_csv(index=False, float_format="%.17g").encode()
+            case ".json":
+                content = self.frame.to_json(orient="records", indent=1).encode()
+            case _:
+                raise ConfigError(f"{path.name}: expected a name that ends in .parquet, .csv or .json")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content)
+        return path
+
 
 def probe(
     loaded: Loaded,
@@ -126,6 +141,7 @@ def probe(
     anatomy: Anatomy | None = None,
     device: str = "auto",
     strengths: Sequence[float] = GRID,
+    cache: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> ProbeResult:
     """Fit a logistic regression on frozen features and score it; the model is given back as it was.
@@ -139,6 +155,7 @@ def probe(
         anatomy: of the model, where its family is not in the table.
         device: `auto`, `cpu`, `cuda` or `mps`.
         strengths: values of C.
+        cache: folder where features are looked for and kept (see `Features`); by default they are kept nowhere.
         progress: called with images done and their total.
 
     Raises:
@@ -152,115 +169,23 @@ def probe(
     if loaded.preprocessing is None:
         raise ModelError(f"{loaded.name} does not say what it expects of images; load it with preprocessing=")
     found = anatomy or find_components(loaded.model)
-    _check(found, pooling)
     preprocessing = normalized(loaded.preprocessing, normalization)
-    collector = _Collector(found, layer, pooling)
+    layers = Features(found, layer, pooling, fingerprint=loaded.fingerprint, cache=cache)
     sets = (data.train, data.validation, data.test)
     total, done = sum(len(s) for s in sets), 0
     features = []
-    with _on_device(found, device) as where:
+    with on_device(found, device) as where:
         for images in sets:
             report = None if progress is None else lambda n, before=done: progress(before + n, total)
-            features.append(collector.collect(images, preprocessing, where, progress=report))
+            features.append(layers.of(images, preprocessing, where, progress=report))
             done += len(images)
     rows, notes = [], list[str]()
-    for name in collector.layers:
+    for name in layers.layers:
         row, remarks = _probed(name, [f[name] for f in features], [s.labels for s in sets], strengths)
         rows.append(row)
         notes += remarks
-    return ProbeResult(tuple(rows), pooling, len(data.train), time.perf_counter() - started, tuple(notes))
-
-
-def _check(anatomy: Anatomy, pooling: str) -> None:
-    if pooling not in ("mean", "cls"):
-        raise ConfigError(f"got pooling={pooling!r}; expected 'mean' or 'cls'")
-    embeddings = [p.rpartition(".")[2] for c in anatomy.of("emb") for p in c.parameters]
-    if pooling == "cls" and not {"cls_token", "class_token", "class_embedding"} & set(embeddings):
-        raise ConfigError(f"{type(anatomy.model).__name__} has no class token; use pooling='mean'")
-
-
-@contextmanager
-def _on_device(anatomy: Anatomy, device: str) -> Iterator[torch.device]:
-    """Move the model, in evaluation mode, and back."""
-    where = torch.device(pick_device(device))
-    was = next(anatomy.model.parameters()).device
-    try:
-        anatomy.model.to(where)
-        with observing(anatomy.model):
-            yield where
-    finally:
-        anatomy.model.to(was)
-
-
-class _Collector:
-    """Runs a model over sets of images and keeps the pooled features of the layers that are asked for."""
-
-    def __init__(self, anatomy: Anatomy, layer: str, pooling: Pooling) -> None:
-        if layer not in ("last", "blocks", "all"):
-            raise ConfigError(f"got layer={layer!r}; expected 'last', 'blocks' or 'all'")
-        self.anatomy = anatomy
-        self.pooling = pooling
-        depth = len(anatomy.blocks)
-        self.blocks = {f"block{i:02d}": anatomy.blocks[i] for i in (range(depth) if layer != "last" else [depth - 1])}
-        inside = [c for c in anatomy.components if c.role in BLOCK_ROLES and c.modules]
-        self.components: list[Component] = inside if layer == "all" else []
-        self.layers = sorted([*self.blocks, *(c.id for c in self.components)], key=_depth)
-
-    def collect(
-        self,
-        images: ImageSet,
-        preprocessing: Preprocessing,
-        device: torch.device,
-        *,
-        progress: Callable[[int], None] | None,
-    ) -> dict[str, Float[np.ndarray, "images _"]]:
-        """Return the features of a whole set by layer."""
-        parts: dict[str, list[np.ndarray]] = {name: [] for name in self.layers}
-        done = 0
-        for values, _ in evaluation_batches(images, preprocessing):
-            for name, pooled in self._pass(values.to(device)).items():
-                parts[name].append(pooled.float().cpu().numpy())
-            done += len(values)
-            if progress is not None:
-                progress(done)
-        return {name: np.concatenate(found) for name, found in parts.items()}
-
-    def _pass(self, values: Float[Tensor, "batch 3 height width"]) -> dict[str, Float[Tensor, "batch _"]]:
-        seen: dict[str, Tensor] = {}
-
-        def keep(name: str) -> Callable[..., None]:
-            return lambda module, args, output: seen.update({name: self._pooled(output, name, len(values))})
-
-        def listen(component: Component, given: Tensor, output: Tensor) -> None:
-            seen[component.id] = self._pooled(output, component.id, len(values))
-
-        with ExitStack() as stack:
-            for name, path in self.blocks.items():
-                handle = self.anatomy.module(path).register_forward_hook(keep(name))
-                stack.callback(handle.remove)
-            if self.components:
-                watch = stack.enter_context(listening(self.anatomy, self.components, listen, batch=len(values)))
-            self.anatomy.model(values)
-            if self.components:
-                watch.check()
-        if missing := set(self.layers) - set(seen):
-            raise MeasurementError(f"these layers gave no output in a forward pass: {', '.join(sorted(missing))}")
-        return seen
-
-    def _pooled(self, output: Any, name: str, batch: int) -> Float[Tensor, "{batch} _"]:
-        tokens = first_tensor(output, where=name)
-        if tokens.ndim < 3 or len(tokens) != batch:
-            raise MeasurementError(
-                f"{name} gave a tensor of shape {tuple(tokens.shape)}; expected ({batch}, tokens, width)"
-            )
-        tokens = tokens.flatten(1, -2)
-        return tokens[:, 0] if self.pooling == "cls" else tokens.mean(dim=1)
-
-
-def _depth(layer: str) -> tuple[str, int]:
-    """Sort a block's components by their order in it, and its output after them."""
-    block, _, role = layer.partition(".")
-    return block, list(BLOCK_ROLES).index(role) if role in BLOCK_ROLES else len(BLOCK_ROLES)
+    seconds = time.perf_counter() - started
+    return ProbeResult(tuple(rows), pooling, len(data.train), seconds, layers.reused, tuple(notes))
 
 
 def _probed(
