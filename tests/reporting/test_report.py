@@ -209,6 +209,32 @@ class TestBadInput:
         assert "No linear probe of digits in this store" in text
         assert "No measurement of this model in the folder" in text
 
+    def test_a_pruned_sweep(self, tmp_path):
+        """What was given up belongs to the grid, and limits what can be said of spreads."""
+        planned = synthetic.cells(seeds=(0, 42), variants=("mha", "ln1"), rates=(0.1, 0.3))
+        synthetic.store(tmp_path, planned)
+        (tmp_path / "rungs").mkdir()
+        path = tmp_path / "rungs" / "pruning.json"
+        verdict = {"contestant": "x", "data": "digits", "variant": "mha", "learning_rate": 0.1, "share": 0.1,
+                   "accuracy": 0.5, "stderr": 0.01, "kept": True}  # fmt: skip
+        given_up = [
+            {**verdict, "variant": v, "learning_rate": r, "kept": False} for v in ("mha", "ln1") for r in (0.03, 1.0)
+        ]
+        path.write_text(json.dumps([verdict, *given_up]))
+        material = read(tmp_path)
+        (series,) = analyse(material)
+        assert [c.edge for c in series.choices.choices] == [None, None]
+        assert series.choices.choices[0].grid == (0.03, 0.1, 0.3, 1.0)
+        assert "spreads over learning rates are those of the settings that were kept" in words(tmp_path)
+        told = {c.text[:2]: c for c in claims(series, step_rows(series, material))}
+        assert told["2b"].verdict == "cannot be told"
+        # Once everything has been run after all, nothing is hidden.
+        path.write_text(json.dumps([verdict, {**verdict, "kept": False}]))
+        (series,) = analyse(read(tmp_path))
+        assert not series.pruned
+        path.write_text("[{")
+        assert "what the sweep gave up is not known" in words(tmp_path)
+
     def test_all_diverged(self, tmp_path):
         planned = synthetic.cells(seeds=(0,), variants=("mha",))
         made = synthetic.store(tmp_path, planned, records=False)

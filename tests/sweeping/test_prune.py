@@ -8,6 +8,7 @@ import pytest
 
 from pliant.errors import ConfigError, StoreError
 from pliant.runs import CellConfig, Record, Store
+from pliant.runs.pruning import given_up, read_verdicts
 from pliant.sweeping import cells, load_recipe, sweep
 from pliant.sweeping.prune import contestants, halve, planned_share, shares, shortened
 from sweeping.small_sweep import make_recipe
@@ -109,5 +110,10 @@ def test_the_winner_is_that_of_the_whole_sweep(model: Path, tmp_path: Path):
     assert best - chosen <= math.sqrt(best * (1 - best) / 200)
     kept = {record.cell.id: record.outcome() for record in whole.records}
     assert all(record.outcome() == kept[record.cell.id] for record in pruned.records), "a finished run is another run"
+    assert read_verdicts(tmp_path / "pruned") == pruned.pruned
+    rates = given_up(pruned.pruned)[("digits", pruned.cells[0].components)] | {pruned.cells[0].learning_rate}
+    assert rates == {0.003, 0.03, 0.3}
+    at_an_end = pruned.cells[0].learning_rate != 0.03
+    assert (pruned.table["edge"][0] in ("low", "high")) == at_an_end, "the grid is the whole sweep's"
     again = sweep(recipe, out=tmp_path / "pruned", prune=True)
     assert again.records == pruned.records

@@ -11,6 +11,7 @@ from pliant.reporting.chosen import chosen_table
 from pliant.reporting.material import Material
 from pliant.reporting.palette import in_order
 from pliant.runs.probes import ProbeKey, ProbeLine
+from pliant.runs.pruning import given_up
 from pliant.stats import (
     Choice,
     Choices,
@@ -50,6 +51,7 @@ class Series:
         alone: the same over single components only, as the paper compares them; None if there is nothing else.
         probes: data set to the linear probe's line.
         measured: convention to role to measured plasticity of the series' model, the paper's convention first.
+        pruned: whether settings were given up after short runs: spreads are those of what was kept.
         parameters: trained parameters by component set.
         order: component sets in the order of charts and tables: full, then from the most plastic role down.
     """
@@ -65,6 +67,7 @@ class Series:
     alone: Comparison | None = field(repr=False)
     probes: Mapping[str, ProbeLine] = field(repr=False)
     measured: Mapping[str, Mapping[str, float]]
+    pruned: bool
     parameters: Mapping[str, int]
     order: list[str]
 
@@ -139,7 +142,10 @@ def _shown(name: str, value: Hashable) -> str:
 
 def _series(label: str, values: dict[str, Any], runs: pd.DataFrame, material: Material) -> Series:
     model = str(runs["model"].iloc[0])
-    choices = choose_learning_rates(runs)
+    left = given_up(material.pruned)
+    choices = choose_learning_rates(runs, given_up=left)
+    tried = set(zip(runs["data"], runs["variant"], runs["learning_rate"], strict=True))
+    pruned = any((*key, rate) not in tried for key, rates in left.items() for rate in rates)
     try:
         scores: pd.DataFrame | None = choices.scores()
     except ConfigError:
@@ -160,6 +166,7 @@ def _series(label: str, values: dict[str, Any], runs: pd.DataFrame, material: Ma
         alone=_compare_alone(scores),
         probes=probes,
         measured=measured,
+        pruned=pruned,
         parameters=parameters,
         order=order,
     )

@@ -99,6 +99,8 @@ def _maps_beat_norms(scores: Mapping[str, float]) -> Claim:
 
 def _maps_vary_less(series: Series) -> Claim:
     text = "2b. They vary less than the norms over learning rates and seeds."
+    if series.pruned:
+        return Claim(text, "cannot be told", "settings were pruned after short runs: what rates matter is hidden.")
     frame = series.robustness.frame
     if frame.empty or frame["std"].notna().sum() == 0:
         return Claim(text, "cannot be told", "no set has several runs.")

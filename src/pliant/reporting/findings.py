@@ -145,6 +145,11 @@ def _measured(label: str, roles: pd.DataFrame) -> str:
 def warnings(material: Material, series: Sequence[Series]) -> tuple[str, ...]:
     """Return what limits the answer, a sentence each."""
     found = [*material.problems, *_unfinished(material.states)]
+    if any(one.pruned for one in series):
+        found.append(
+            "Pruned: settings that were behind in short runs were given up, so spreads over learning rates are those "
+            "of the settings that were kept, and a set without a row was not among the best."
+        )
     if material.kind == "tune":
         found += [_sentence(note) for note in (material.result or {}).get("notes", [])]
         found += _disagreements(material.result or {})

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import pandas as pd
 
-from pliant.errors import DataError, PliantError
+from pliant.errors import DataError, PliantError, StoreError
 from pliant.runs import Record, Store, record_table
 from pliant.runs.probes import ProbeLine, read_probes
+from pliant.runs.pruning import Verdict, read_verdicts
 
 if TYPE_CHECKING:  # measuring imports torch, which takes seconds; a store alone needs none of it
     from pliant.measuring.measurement import Measurement
@@ -43,6 +44,7 @@ class Material:
         landscapes: what `pliant landscape` wrote.
         result: of the main job, as in result.json.
         config: of the main job, as in config.json.
+        pruned: how the settings of a pruned sweep came through its short runs; empty without pruning.
         problems: what could not be read.
     """
 
@@ -58,6 +60,7 @@ class Material:
     landscapes: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
     result: Mapping[str, Any] | None = field(default=None, repr=False)
     config: Mapping[str, Any] | None = field(default=None, repr=False)
+    pruned: tuple[Verdict, ...] = field(default=(), repr=False)
     problems: tuple[str, ...] = ()
 
     @property
@@ -128,6 +131,7 @@ def read(path: str | Path) -> Material:
         landscapes=tuple(v for _, v in _tables(path, "landscape", _landscape, problems, suffixes=(".json",))),
         result=result,
         config=_json(path / "config.json", problems),
+        pruned=_pruned(path, problems),
         problems=tuple(problems),
     )
     if found.kind == "measurement" and not any(
@@ -152,6 +156,14 @@ def _cells(path: Path, problems: list[str]) -> tuple[tuple[Record, ...], dict[st
         "diverged" if e.record is not None and e.record.status == "diverged" else str(e.state) for e in entries
     )
     return tuple(e.record for e in entries if e.record is not None), dict(states)
+
+
+def _pruned(path: Path, problems: list[str]) -> tuple[Verdict, ...]:
+    try:
+        return read_verdicts(path)
+    except StoreError as error:
+        problems.append(str(error))
+        return ()
 
 
 def _json(path: Path, problems: list[str]) -> Mapping[str, Any] | None:

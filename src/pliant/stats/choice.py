@@ -4,7 +4,7 @@ Test accuracy is carried along and summarised; no choice in this file reads it.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -30,7 +30,7 @@ class Choice:
         key: the group's values in them.
         per: "mean": one rate, by mean validation accuracy over seeds; "seed": a rate for each seed.
         learning_rates: the chosen rate; one for each seed, in the seeds' order, under per="seed".
-        grid: every rate tried, unfinished cells included, ascending.
+        grid: every rate tried, unfinished cells and what pruning gave up included, ascending.
         seeds: those of the chosen cells, ascending.
         validation: accuracy of the chosen cells, over seeds.
         test: the same on the test set; None if one of the chosen cells has no test accuracy.
@@ -111,7 +111,13 @@ class Choices:
         return lay_out(entries, rows=rows, columns=columns)
 
 
-def choose_learning_rates(runs: pd.DataFrame, *, by: Sequence[str] = ("data", "variant"), per: Per = "mean") -> Choices:
+def choose_learning_rates(
+    runs: pd.DataFrame,
+    *,
+    by: Sequence[str] = ("data", "variant"),
+    per: Per = "mean",
+    given_up: Mapping[tuple[str, str], Collection[float]] | None = None,
+) -> Choices:
     """Choose a learning rate for each group of cells by validation accuracy.
 
     Under per="mean" a rate competes only if it has finished cells for as many seeds as any rate of its group: one
@@ -122,6 +128,8 @@ def choose_learning_rates(runs: pd.DataFrame, *, by: Sequence[str] = ("data", "v
             such columns `test_accuracy`, and `status` ("done" counts, "diverged" is counted apart).
         by: columns that define a group; add "model" or "optimizer" where they vary.
         per: one rate for all seeds of a group, or one for each.
+        given_up: (data, variant) to rates that pruning tried in short runs and left: they cannot be chosen, but a grid
+            does not end before them.
 
     Raises:
         ConfigError: a missing column, no rows, two cells of a group with the same rate and seed.
@@ -130,7 +138,9 @@ def choose_learning_rates(runs: pd.DataFrame, *, by: Sequence[str] = ("data", "v
     unavailable: list[Unavailable] = []
     for key, cells in groups(check_runs(runs, by), by):
         if cells["finished"].any():
-            choices.append(_choose(cells, by=tuple(by), key=key, per=per))
+            named = dict(zip(by, key, strict=True))
+            left = (given_up or {}).get((named.get("data", ""), named.get("variant", "")), ())
+            choices.append(_choose(cells, by=tuple(by), key=key, per=per, given_up=left))
         else:
             diverged = int(cells["diverged"].sum())
             reason = f"{'/'.join(key)}: none of its {len(cells)} cells has a validation accuracy ({diverged} diverged)."
@@ -183,13 +193,15 @@ def fewest_within_error(
     return Pick(min(tied, key=lambda name: parameters[name]), best, tuple(tied), stderr[best])
 
 
-def _choose(cells: pd.DataFrame, *, by: tuple[str, ...], key: Key, per: Per) -> Choice:
+def _choose(
+    cells: pd.DataFrame, *, by: tuple[str, ...], key: Key, per: Per, given_up: Collection[float] = ()
+) -> Choice:
     finished = cells[cells["finished"]]
     parts = [finished] if per == "mean" else [of_seed for _, of_seed in finished.groupby("seed")]
     best = [_best_rate(part) for part in parts]
     chosen = pd.concat([winners for winners, _ in best]).sort_values("seed")
     rates = [float(rate) for rate in chosen["learning_rate"]]
-    grid = np.unique(cells["learning_rate"].to_numpy(dtype=np.float64))
+    grid = np.union1d(cells["learning_rate"].to_numpy(dtype=np.float64), np.asarray(list(given_up), dtype=np.float64))
     test = [float(value) for value in chosen["test_accuracy"]] if "test_accuracy" in chosen.columns else [math.nan]
     diverged = int(cells["diverged"].sum())
     return Choice(

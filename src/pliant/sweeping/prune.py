@@ -18,6 +18,7 @@ from pathlib import Path
 from pliant.errors import ConfigError, StoreError
 from pliant.runs import CellConfig, Record, Store, write_atomically
 from pliant.runs.probes import ProbeKey
+from pliant.runs.pruning import VERDICTS, Verdict
 
 FACTOR = 3
 """One in so many contestants goes on to the next rung, which is so many times as long."""
@@ -45,30 +46,6 @@ class Contestant:
     def id(self) -> str:
         """That of its cells with seed 0."""
         return self.cells[0].replace(seed=0).id
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """How one contestant came through one rung.
-
-    Attributes:
-        contestant: its id.
-        data: what it competes on.
-        variant: what it trains; learning_rate at which rate.
-        share: of the steps that were trained.
-        accuracy: mean validation accuracy over seeds; None if one of them diverged or failed.
-        stderr: standard error of that mean: of the images it was measured on.
-        kept: whether it goes on.
-    """
-
-    contestant: str
-    data: str
-    variant: str
-    learning_rate: float
-    share: float
-    accuracy: float | None
-    stderr: float | None
-    kept: bool
 
 
 def check_prunable(recipe: str) -> None:
@@ -151,7 +128,7 @@ def halve(
             verdicts += judged
             kept = {verdict.contestant for verdict in judged if verdict.kept}
             groups[key] = [contestant for contestant in groups[key] if contestant.id in kept]
-        _write(folder / "pruning.json", verdicts)
+        _write(folder / VERDICTS, verdicts)
     left = {cell for group in groups.values() for contestant in group for cell in contestant.cells}
     return tuple(cell for cell in cells if cell in left), tuple(verdicts)
 

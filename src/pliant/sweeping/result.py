@@ -8,8 +8,8 @@ import pandas as pd
 
 from pliant.runs import CellConfig, Record, record_table
 from pliant.runs.probes import ProbeKey, ProbeLine
+from pliant.runs.pruning import Verdict, given_up
 from pliant.stats import choose_learning_rates, robustness
-from pliant.sweeping.prune import Verdict
 
 GROUP = ("model", "data", "method", "variant", "optimizer")
 
@@ -101,7 +101,7 @@ class SweepResult:
         by = [*GROUP, *varying]
         spread = {s.key: s for s in robustness(runs, by=by).spreads}
         rows = []
-        for choice in choose_learning_rates(runs, by=by).choices:
+        for choice in choose_learning_rates(runs, by=by, given_up=given_up(self.pruned)).choices:
             key = dict(zip(choice.by, choice.key, strict=True))
             own = runs[(runs[list(by)].astype(str) == pd.Series(key)).all(axis=1)]
             wide = spread.get(choice.key)

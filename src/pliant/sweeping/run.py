@@ -9,6 +9,7 @@ from typing import Any
 from pliant.errors import StoreError
 from pliant.runs import CellConfig, Store
 from pliant.runs.probes import ProbeKey, ProbeLine, read_probe
+from pliant.runs.pruning import RUNGS, Verdict
 from pliant.sweeping.check import check_device, check_models, data_key, list_data
 from pliant.sweeping.engine import Engine, Settings
 from pliant.sweeping.engines import check_engine, make_engine
@@ -17,7 +18,7 @@ from pliant.sweeping.grid import cells as spell_out
 from pliant.sweeping.jobs import CellJob, Job, ProbeJob
 from pliant.sweeping.listing import look
 from pliant.sweeping.progress import Standing
-from pliant.sweeping.prune import Verdict, check_prunable, halve, planned_share
+from pliant.sweeping.prune import check_prunable, halve, planned_share
 from pliant.sweeping.recipe import Recipe, load_recipe
 from pliant.sweeping.result import SweepResult, reference_cells
 from pliant.sweeping.saving import Save, check_save
@@ -143,7 +144,7 @@ class _Sweep(contextlib.ExitStack):
         if prune:
             share = planned_share(cells)
             self.talk.say(f"Successive halving: {share:.0%} of the steps of all {len(cells)} cells")
-            cells, verdicts = halve(cells, self.folder / "rungs", run=self._rung)
+            cells, verdicts = halve(cells, self.folder / RUNGS, run=self._rung)
         self.problems.clear()
         self._run(store, cells, title=self.recipe.name, probes=True, save=save)
         return self._result(store, cells, verdicts, share, seconds=time.monotonic() - began)

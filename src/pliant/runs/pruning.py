@@ -1,0 +1,62 @@
+"""What a pruned sweep leaves in its store beside its cells: how every setting came through the short runs."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pliant.errors import StoreError
+
+RUNGS = "rungs"
+"""Folder of a pruned sweep's short runs, in its store."""
+
+VERDICTS = "pruning.json"
+"""File in it: how every contestant came through."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How one contestant came through one rung.
+
+    Attributes:
+        contestant: its id.
+        data: what it competes on.
+        variant: what it trains; learning_rate at which rate.
+        share: of the steps that were trained.
+        accuracy: mean validation accuracy over seeds; None if one of them diverged or failed.
+        stderr: standard error of that mean: of the images it was measured on.
+        kept: whether it goes on.
+    """
+
+    contestant: str
+    data: str
+    variant: str
+    learning_rate: float
+    share: float
+    accuracy: float | None
+    stderr: float | None
+    kept: bool
+
+
+def given_up(verdicts: Iterable[Verdict]) -> dict[tuple[str, str], set[float]]:
+    """Return the learning rates that were left after short runs, by data and what is trained."""
+    found: dict[tuple[str, str], set[float]] = {}
+    for verdict in verdicts:
+        if not verdict.kept:
+            found.setdefault((verdict.data, verdict.variant), set()).add(verdict.learning_rate)
+    return found
+
+
+def read_verdicts(folder: Path) -> tuple[Verdict, ...]:
+    """Read how the settings of a pruned sweep came through; empty if the store in `folder` was not pruned.
+
+    Raises:
+        StoreError: the file is there and cannot be read.
+    """
+    path = folder / RUNGS / VERDICTS
+    try:
+        return tuple(Verdict(**row) for row in json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError, TypeError) as error:
+        raise StoreError(f"{path} cannot be read ({error}): what the sweep gave up is not known") from error
