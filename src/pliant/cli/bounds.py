@@ -35,7 +35,7 @@ def bounds(
 
     Example: `pliant bounds --model facebook/dinov2-small --source fashion-mnist --data folder:photos --blocks`
     """
-    from pliant.cli.console import ConsoleTalk
+    from pliant.cli.console import ConsoleTalk, compact
     from pliant.cli.output import check_file
     from pliant.measuring.bounds import bounds as library_bounds
     from pliant.measuring.subject import pick_device
@@ -54,9 +54,11 @@ def bounds(
         return
     if blocks:
         shown = ["component", "bound", "kind", "max", "mean", "slack", "holds_on", "radius", "s_min", "tokens"]
-        talk.table("Bounds by component", found.frame[shown], note=_reasons(found.frame))
+        table, same = compact(found.frame[shown])
+        talk.table("Bounds by component", table, note="; ".join(filter(None, [_reasons(found.frame), same])))
         talk.table("The published bound of attention", found.paper[["component", "bound", "max", "slack", "reason"]])
-    talk.table("Bounds by role", found.by_role, note=_about(found.provenance))
+    table, same = compact(found.by_role.rename(columns={"rank_bound": "bound #", "rank_mean": "mean #"}))
+    talk.table("Bounds by role", table, note="; ".join(filter(None, [_about(found.provenance), same])))
     if found.local is not None:
         talk.table("Local constants of attention: a diagnostic, no bound", found.local)
     talk.say(f"Order {found.order}")

@@ -3,7 +3,7 @@
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -69,6 +69,25 @@ class ConsoleTalk:
             if started:
                 progress.stop()
         self.say(f"{label}: {time.monotonic() - began:.1f} s")
+
+
+def compact(
+    table: pd.DataFrame, *, kept: Collection[str] = ("id", "state", "train", "cells")
+) -> tuple[pd.DataFrame, str]:
+    """Take out columns that have one value throughout, and say them in a sentence; those of `kept` stay.
+
+    >>> table, said = compact(pd.DataFrame({"role": ["ln1", "mha"], "blocks": [6, 6]}))
+    >>> list(table), said
+    (['role'], 'all: blocks 6')
+    """
+    if len(table) < 2:
+        return table, ""
+    same = [name for name in table.columns if name not in kept and table[name].nunique(dropna=False) == 1]
+    said = [f"{name} {_cell(name, table[name].iloc[0])}" for name in same if str(table[name].iloc[0]) not in _NOTHING]
+    return table.drop(columns=same), f"all: {'; '.join(said)}" if said else ""
+
+
+_NOTHING = ("", "nan", "None", "<NA>")
 
 
 def rendered(title: str, frame: pd.DataFrame) -> Table:

@@ -74,16 +74,15 @@ def _show(found: Any, talk: Any, *, blocks: bool, json: bool) -> None:
     if json:
         typer.echo(found.to_json())
         return
+    from pliant.cli.console import compact
+
     columns = ["plasticity", "stderr", "ci_low", "ci_high"]
     if blocks:
         talk.table("Plasticity by component", found.frame[["component", *columns, "max", "relative", "token_norm"]])
     if found.heads is not None:
         talk.table("Plasticity of attention heads", found.heads[["component", *columns, "max"]])
-    talk.table(
-        "Plasticity by role",
-        found.by_role[["role", *columns, "spread", "blocks", "n_pairs"]],
-        note=_about(found.provenance),
-    )
+    table, same = compact(found.by_role[["role", *columns, "spread", "blocks", "n_pairs"]])
+    talk.table("Plasticity by role", table, note="; ".join(filter(None, [_about(found.provenance), same])))
 
 
 def _compare(files: list[Path], talk: Any, *, compare: bool, json: bool) -> None:

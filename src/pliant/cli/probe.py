@@ -35,7 +35,7 @@ def probe(
 
     Example: `pliant probe --model facebook/dinov2-small --data folder:photos --layer blocks`
     """
-    from pliant.cli.console import ConsoleTalk
+    from pliant.cli.console import ConsoleTalk, compact
     from pliant.cli.output import check_file
     from pliant.job import probe as library_probe
 
@@ -52,7 +52,14 @@ def probe(
         typer.echo(frame.to_json(orient="records", indent=1))
         return
     note = f"logistic regression on {pooling} features; C chosen on validation, test images read once; interval: Wilson"
-    talk.table(f"Linear probe of {model} on {data}", frame, note=note)
+    interval = [f"{low:.1%} to {high:.1%}" for low, high in zip(frame["ci_low"], frame["ci_high"], strict=True)]
+    table, same = compact(
+        frame[["layer", "width", "c", "n", "accuracy"]]
+        .rename(columns={"accuracy": "test accuracy"})
+        .assign(interval=interval, validation=frame["validation_accuracy"]),
+        kept=("layer", "c", "test accuracy", "interval", "validation"),
+    )
+    talk.table(f"Linear probe of {model} on {data}", table, note="; ".join(filter(None, [note, same])))
     if found.reused:
         talk.say(f"Features of {found.reused:,} images were read from disk, after a few computed anew had agreed")
     for line in found.notes:

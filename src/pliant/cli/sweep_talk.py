@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pliant.cli.console import ConsoleTalk
+from pliant.cli.console import ConsoleTalk, compact
 from pliant.errors import TrainingError
 from pliant.runs.store import STATES
 from pliant.sweeping import Event, Plan, Standing, SweepResult
@@ -123,7 +123,7 @@ def print_plan(plan: Plan, *, json: bool) -> None:
         typer.echo(json_module.dumps(plan.to_json(), indent=1))
         return
     talk = ConsoleTalk(stderr=False)
-    table, same = _compact(plan.frame)
+    table, same = compact(plan.frame)
     talk.table(f"{plan.recipe}: {len(plan.cells)} cells, {len(plan.missing)} to run", table, note=same)
     if plan.share < 1:
         talk.say(f"With --prune: {plan.share:.0%} of the steps")
@@ -156,25 +156,13 @@ def print_store(entries: pd.DataFrame, problems: tuple[str, ...], *, folder: str
     states = list(entries["state"]) if len(entries) else []
     title = ", ".join(f"{states.count(state)} {state}" for state in STATES if state in states) or "no cells"
     if len(entries):
-        table, same = _compact(entries)
+        table, same = compact(entries)
         talk.table(f"{folder}: {title}", table, note=same)
     else:
         talk.say(f"{folder}: {title} yet; `pliant sweep RECIPE --out {folder}` makes them")
     for problem in problems:
         talk.say(f"Problem: {problem}")
 
-
-def _compact(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """Take out columns that have one value throughout, and say them in a sentence."""
-    if len(table) < 2:
-        return table, ""
-    same = [name for name in table.columns if name not in _KEPT and table[name].nunique(dropna=False) == 1]
-    said = [f"{name} {table[name].iloc[0]}" for name in same if str(table[name].iloc[0]) not in ("", "nan", "None")]
-    return table.drop(columns=same), f"all: {'; '.join(said)}" if said else ""
-
-
-_KEPT = ("id", "state", "train", "cells")
-"""Columns that are shown even if they have one value throughout."""
 
 _NAMES = ("model", "data", "train", "optimizer")
 

@@ -29,6 +29,9 @@ GRID = (0.001, 0.01, 0.1, 1.0, 10.0)
 ITERATIONS = 1000
 """Most that a fit may take; one that has not converged by then is noted."""
 
+NAMED = 6
+"""Layers that a note names; the rest are counted."""
+
 
 @dataclass(frozen=True)
 class ProbeRow:
@@ -184,6 +187,12 @@ def probe(
         row, remarks = _probed(name, [f[name] for f in features], [s.labels for s in sets], strengths)
         rows.append(row)
         notes += remarks
+    if len(set(strengths)) > 1 and (edge := [row.layer for row in rows if row.strength == max(strengths)]):
+        more = f" and {len(edge) - NAMED} more" if len(edge) > NAMED else ""
+        notes.append(
+            f"{', '.join(edge[:NAMED])}{more}: C={max(strengths):g} is at the upper edge of its grid; a larger one may "
+            "be better"
+        )
     seconds = time.perf_counter() - started
     return ProbeResult(tuple(rows), pooling, len(data.train), seconds, layers.reused, tuple(notes))
 
@@ -212,8 +221,6 @@ def _probed(
     if best is None:
         raise ConfigError("no strength to choose from: pass at least one C")
     score, strength, chosen = best
-    if len(strengths) > 1 and strength == max(strengths):
-        notes.append(f"{layer}: C={strength:g} is at the upper edge of its grid; a larger one may be better")
     block, _, role = layer.partition(".")
     found = ProbeRow(
         layer=layer,
