@@ -20,7 +20,17 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 
 PICTURES = {
-    "sweep": ("accuracy", "gain", "robustness", "cost", "training", "plasticity-by-depth", "criterion", "bounds"),
+    "sweep": (
+        "accuracy",
+        "gain",
+        "robustness",
+        "cost",
+        "training",
+        "plasticity-by-depth",
+        "criterion",
+        "bounds",
+        "probe-by-depth",
+    ),
     "tune": ("race", "plasticity-by-role"),
     "landscape": ("landscape-loss", "landscape-rate", "landscape-loss-3d", "landscape-rate-3d"),
 }

@@ -110,8 +110,10 @@ def _maps_vary_less(series: Series) -> Claim:
         return Claim(text, "cannot be told", "no runs of both kinds.")
     won = [bool(spread[a] < spread[b]) for a, b in pairs]
     shown = ", ".join(f"{name} {100 * spread[name]:.1f}" for name in (*MAPS, *NORMS) if name in spread.index)
+    grids = {choice.grid for choice in series.choices.choices if choice.key[1] in spread.index}
+    own = ", each over its own grid of rates" if len(grids) > 1 else ""
     return Claim(
-        text, _verdict(won), f"{sum(won)} of {len(won)} pairs that way; standard deviation in points: {shown}."
+        text, _verdict(won), f"{sum(won)} of {len(won)} pairs that way; standard deviation in points{own}: {shown}."
     )
 
 
@@ -127,14 +129,13 @@ def _plastic_is_faster(series: Series, curves: pd.DataFrame) -> tuple[Claim, Cla
     never = float(reached["steps"].max()) * 2 if reached["steps"].notna().any() else 1.0
     speed = -reached.assign(steps=reached["steps"].astype("float64").fillna(never)).groupby("variant")["steps"].mean()
     return (
-        _correlated(norms, series.plasticity, gradient, what="mean gradient norm", shown=lambda v: f"{v:.3g}"),
-        _correlated(
-            steps, series.plasticity, speed, what="steps to a common training loss", shown=lambda v: f"{-v:.0f}"
-        ),
+        _correlated(norms, series, gradient, what="mean gradient norm", shown=lambda v: f"{v:.3g}"),
+        _correlated(steps, series, speed, what="steps to a common training loss", shown=lambda v: f"{-v:.0f}"),
     )
 
 
-def _correlated(text: str, plasticity: Mapping[str, float], outcome: pd.Series, *, what: str, shown: object) -> Claim:
+def _correlated(text: str, series: Series, outcome: pd.Series, *, what: str, shown: object) -> Claim:
+    plasticity = series.plasticity
     roles = [r for r in BLOCK_ROLES if r in plasticity and r in outcome.index]
     write = shown if callable(shown) else str
     if len(roles) < 3:
@@ -145,7 +146,8 @@ def _correlated(text: str, plasticity: Mapping[str, float], outcome: pd.Series, 
     rho = float(stats.spearmanr([plasticity[r] for r in roles], values).statistic)
     verdict: Verdict = "holds" if rho > 0.5 else "holds in part" if rho > 0 else "does not hold"
     listed = ", ".join(f"{r} {write(v)}" for r, v in sorted(zip(roles, values, strict=True), key=lambda pair: -pair[1]))
-    return Claim(text, verdict, f"Spearman's ρ with plasticity is {rho:.2f} over {len(roles)} roles; {what}: {listed}.")
+    evidence = f"Spearman's ρ with plasticity ({series.convention}) is {rho:.2f} over {len(roles)} roles"
+    return Claim(text, verdict, f"{evidence}; {what}: {listed}.")
 
 
 def _mha_competes(series: Series) -> Claim:

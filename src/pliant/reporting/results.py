@@ -101,7 +101,9 @@ def tests_section(series: Series) -> Section:
         for part in (whole, whole.families) if whole is not None else ():
             if part is None:
                 continue
-            absent += [reason for reason in part.unavailable if reason not in absent]
+            tests = (part.friedman, part.pairwise, part.critical_difference)  # criteria have a section of their own
+            reasons = [test.reason for test in tests if isinstance(test, Unavailable)]
+            absent += [reason for reason in dict.fromkeys(reasons) if reason not in absent]
             if not isinstance(part.critical_difference, Unavailable):
                 figure = draw_ranks(rank_diagram(part.critical_difference), part.critical_difference)
                 named = f"{figure.name}-alone" if of else figure.name

@@ -101,7 +101,8 @@ def plasticity_by_depth(frame: pd.DataFrame) -> pd.DataFrame:
     """
     columns = ["model", "role", "block", "plasticity", "ci_low", "ci_high"]
     need(frame, tuple(columns), what="plasticity by depth")
-    found = frame[columns].sort_values(["model", "role", "block"], kind="stable")
+    found = frame[columns].sort_values(["role", "block"], kind="stable")
+    found = found.sort_values("model", key=lambda names: names.map(list(frame["model"].unique()).index), kind="stable")
     finite = found[["ci_low", "ci_high"]].map(lambda v: v if math.isfinite(v) else math.nan)
     return found.assign(ci_low=finite["ci_low"], ci_high=finite["ci_high"]).reset_index(drop=True)
 
