@@ -1,4 +1,5 @@
 import json
+from importlib import import_module
 from pathlib import Path
 
 import pandas as pd
@@ -136,20 +137,23 @@ def test_probe_writes_its_table(ending: str, tmp_path: Path, capsys):
         ("measure", "m.xlsx", "expected a name that ends in .parquet, .csv or .json"),
         ("bounds", "b.parquet", "expected a name that ends in .json or .csv"),
         ("probe", "folder.csv", "which is a folder; expected the name of a file"),
-        ("probe", "file/p.csv", "file is a file. Choose another folder"),
-        ("landscape", "file", "file is a file. Choose another folder"),
+        ("probe", "file/p.csv", "file is no folder. Choose another one"),
+        ("landscape", "file", "file is no folder. Choose another one"),
         ("measure", "/proc/m.csv", "cannot write into /proc"),
+        ("measure", f"{'a' * 300}/m.csv", "File name too long"),
     ],
 )
 def test_what_cannot_be_written_is_refused_before_the_work(command, out, message, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     (tmp_path / "folder.csv").mkdir()
-    monkeypatch.setattr("pliant.models.loading.load", lambda *_, **__: pytest.fail("work was begun"))
+    for module, name in (("pliant.measuring.subject", "load"), ("pliant.landscapes.landscape", "load_model")):
+        monkeypatch.setattr(import_module(module), name, lambda *_, **__: pytest.fail("work was begun"))
     assert run([command, "--out", out]) == 1
     shown = capsys.readouterr()
     assert message in " ".join(shown.err.split())
     assert shown.out == ""
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder.csv"]
 
 
 def test_two_measurements_side_by_side(tmp_path, capsys):

@@ -68,7 +68,7 @@ def score_tables(
 
 
 class TestPaperTable:
-    """The published table's statistics (PAPER.md, Results)."""
+    """The published table's statistics (arXiv 2602.06883)."""
 
     def test_file_has_the_published_means(self, paper):
         means = paper[["full", *ROLES, "linear_probe"]].mean().round(2)

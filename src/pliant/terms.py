@@ -19,13 +19,13 @@ ROLES: tuple[Role, ...] = get_args(Role)
 """Every parameter of a model belongs to exactly one of these."""
 
 BLOCK_ROLES: tuple[Role, ...] = ("ln1", "mha", "ln2", "fc1", "fc2")
-"""The components of one transformer block that plasticity and bounds are defined for (MATH.md, section 1)."""
+"""The components of one transformer block that plasticity and bounds are defined for (docs/plasticity.md)."""
 
 CONVENTIONS: tuple[Convention, ...] = get_args(Convention)
 PAIR_MODES: tuple[PairMode, ...] = get_args(PairMode)
 
 ALWAYS_TRAINED: tuple[Role, ...] = ("final_norm", "head")
-"""The new classifier and the final norm are trained with every component set (PAPER.md, Training)."""
+"""The new classifier and the final norm are trained with every component set (arXiv 2602.06883)."""
 
 SETS: dict[str, tuple[Role, ...]] = {"full": ROLES, "head": ()}
 """Named component sets beside the roles themselves; `head` trains nothing but what is always trained."""

@@ -12,7 +12,7 @@ from pliant.measuring.capture import listening, observing, run
 
 
 def attend(w: AttentionWeights, x: Tensor) -> Tensor:
-    """Softmax attention written out with the sums of MATH.md's notation, head by head."""
+    """Softmax attention written out in sums, head by head."""
     repeat, k, out = w.heads // w.kv_heads, w.head_dim, torch.zeros_like(x)
 
     def project(weight: Tensor, bias: Tensor | None, head: int) -> Tensor:

@@ -47,8 +47,8 @@ def no_rate_exceeds(report: BoundsReport) -> None:
 @both
 @pytest.mark.parametrize("one", SAMPLES, ids=lambda s: s.id)
 def test_no_measured_rate_exceeds_a_certified_bound(one: Sample, convention: str) -> None:
-    source, target = one.inputs(SOURCE, 1), one.inputs(TARGET, 2)
     pairs = "all" if convention == "insitu" else "matched"
+    source, target = one.inputs(SOURCE, 1), one.inputs(SOURCE if pairs == "matched" else TARGET, 2)
     report = bounds(one.model(), source, target, convention=convention, pairs=pairs)
     assert tuple(report.frame.columns) == BOUND_COLUMNS
     assert len(report.frame) == len(one.blocks) * len(BLOCK_ROLES)
@@ -73,12 +73,11 @@ def test_no_measured_rate_exceeds_a_certified_bound(one: Sample, convention: str
 def test_sets_hold_exactly_the_tokens_of_the_measured_pairs(name: tuple[str, str], convention: str, pairs: str) -> None:
     one = sample(*name)
     model, items = one.model(), one.inputs(SOURCE + TARGET)
-    source, target = items[:SOURCE], items[SOURCE:]
     if pairs == "one set":
         report, used = bounds(model, items, convention=convention), items
     else:
-        report = bounds(model, source, target, convention=convention, pairs=pairs)
-        used = items if pairs == "all" else items[: 2 * SOURCE]  # the last target item has no partner
+        used = items if pairs == "all" else items[: 2 * SOURCE]
+        report = bounds(model, used[:SOURCE], used[SOURCE:], convention=convention, pairs=pairs)
     no_rate_exceeds(report)
     values = [slow_values(one, model.double(), item[None], convention) for item in used]
     frame = report.frame.set_index(["role", "block"])

@@ -38,7 +38,7 @@ def gather(design: Design, passes: Passes, start: int = 0) -> RateStatistics:
 
 
 def slow_two_sample(passes: Passes) -> tuple[float, float, int, int]:
-    """Mean, standard error and item counts by loops, as MATH.md writes them."""
+    """Mean, standard error and item counts by loops, as docs/plasticity.md writes them."""
     rates, rows, columns = [], [], []
     for inputs, outputs in passes:
         r = {

@@ -60,7 +60,7 @@ class TestSweep:
         assert material.kind == "sweep"
         assert material.states == {"done": 84}
         assert series.order == ["full", "mha", "fc1", "fc2", "ln2", "ln1", "emb"]
-        assert asked(material, [series]).endswith("84 runs over 4 learning rates and 3 seeds.")
+        assert asked(material, [series]).endswith("84 runs over 4 learning rates each and 3 seeds.")
         said = answer(material, [series])
         assert re.match(r"On digits, full validates best; it gets 9\d\.\d% ± \d\.\d points \(std over 3 seeds\)", said)
         assert "the best single component, mha" in said
@@ -211,27 +211,31 @@ class TestBadInput:
 
     def test_a_pruned_sweep(self, tmp_path):
         """What was given up belongs to the grid, and limits what can be said of spreads."""
-        planned = synthetic.cells(seeds=(0, 42), variants=("mha", "ln1"), rates=(0.1, 0.3))
-        synthetic.store(tmp_path, planned)
+        some = {"seeds": (0, 42), "variants": ("mha", "ln1")}
+        planned = synthetic.cells(rates=(0.1, 0.3), **some)
+        other = synthetic.cells(rates=(0.001, 0.01), optimizer="adamw", **some)
+        synthetic.store(tmp_path, [*planned, *other])
         (tmp_path / "rungs").mkdir()
         path = tmp_path / "rungs" / "pruning.json"
-        verdict = {"contestant": "x", "data": "digits", "variant": "mha", "learning_rate": 0.1, "share": 0.1,
-                   "accuracy": 0.5, "stderr": 0.01, "kept": True}  # fmt: skip
+        verdict = {"contestant": "x", "model": "bundled", "optimizer": "sgd", "data": "digits", "variant": "mha",
+                   "learning_rate": 0.1, "share": 0.1, "accuracy": 0.5, "stderr": 0.01, "kept": True}  # fmt: skip
         given_up = [
             {**verdict, "variant": v, "learning_rate": r, "kept": False} for v in ("mha", "ln1") for r in (0.03, 1.0)
         ]
         path.write_text(json.dumps([verdict, *given_up]))
         material = read(tmp_path)
-        (series,) = analyse(material)
+        by_label = {one.label: one for one in analyse(material)}
+        series, adamw = by_label["sgd"], by_label["adamw"]
         assert [c.edge for c in series.choices.choices] == [None, None]
+        assert [c.edge for c in adamw.choices.choices] == ["high", "high"], "another optimizer, another grid"
+        assert (series.pruned, adamw.pruned) == (True, False)
         assert series.choices.choices[0].grid == (0.03, 0.1, 0.3, 1.0)
         assert "spreads over learning rates are those of the settings that were kept" in words(tmp_path)
         told = {c.text[:2]: c for c in claims(series, step_rows(series, material))}
         assert told["2b"].verdict == "cannot be told"
         # Once everything has been run after all, nothing is hidden.
         path.write_text(json.dumps([verdict, {**verdict, "kept": False}]))
-        (series,) = analyse(read(tmp_path))
-        assert not series.pruned
+        assert not any(series.pruned for series in analyse(read(tmp_path)))
         path.write_text("[{")
         assert "what the sweep gave up is not known" in words(tmp_path)
 
@@ -435,7 +439,7 @@ def test_one_chart_as_a_page_of_its_own(browser, tmp_path):
 
 
 def test_the_published_table_gives_the_published_statistics(tmp_path):
-    """Records with the paper's accuracies, through the whole path from a store to tables (PAPER.md, Results)."""
+    """Records with the paper's accuracies, through the whole path from a store to tables (arXiv 2602.06883)."""
     path = synthetic.Path(__file__).parents[1] / "reference" / "paper_table.csv"
     published = pd.read_csv(path, comment="#").set_index("dataset")
     sizes = {"mha": 28_348_416, "fc1": 28_348_416, "fc2": 28_320_768, "ln2": 18_432, "ln1": 18_432, "full": 85_798_656}

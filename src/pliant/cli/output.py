@@ -1,5 +1,6 @@
 """What a command will write is looked at before its work: no hour is spent on what cannot be kept."""
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from pliant.runs.atomic import storing
 
 
 def check_file(path: Path | None, *endings: str) -> None:
-    """Refuse the name of a file that could not be written later; its folder is made.
+    """Refuse the name of a file that could not be written later.
 
     Args:
         path: the file; None is nothing to check.
@@ -23,20 +24,20 @@ def check_file(path: Path | None, *endings: str) -> None:
     if path.suffix not in endings:
         known = " or ".join([", ".join(endings[:-1]), endings[-1]] if len(endings) > 1 else endings)
         raise ConfigError(f"got --out {path}; expected a name that ends in {known}")
-    if path.is_dir():
+    if os.path.isdir(path):
         raise ConfigError(f"got --out {path}, which is a folder; expected the name of a file")
     check_folder(path.parent)
 
 
 def check_folder(path: Path) -> None:
-    """Make a folder, and refuse one in which nothing can be written.
+    """Refuse a folder in which nothing could be written, or that could not be made; nothing is left behind.
 
     Raises:
         StoreError: nothing can be written there.
     """
-    blocked = next((p for p in (path, *path.parents) if p.exists() and not p.is_dir()), None)
-    if blocked is not None:
-        raise StoreError(f"cannot write into {path}: {blocked} is a file. Choose another folder")
+    there = next(p for p in (path, *path.parents) if os.path.lexists(p))
+    if not os.path.isdir(there):
+        raise StoreError(f"cannot write into {path}: {there} is no folder. Choose another one")
     with storing("write into", path):
-        path.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path).close()
+        with tempfile.TemporaryDirectory(dir=there) as trial:
+            Path(trial, *path.relative_to(there).parts).mkdir(parents=True, exist_ok=True)

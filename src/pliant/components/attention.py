@@ -1,6 +1,6 @@
 """The weights of a self-attention, head by head, in one convention for every family.
 
-Rows of W_Q, W_K, W_V and columns of W_O belong to heads: head h takes rows h·k to (h+1)·k (MATH.md, section 2).
+Rows of W_Q, W_K, W_V and columns of W_O belong to heads: head h takes rows h·k to (h+1)·k (docs/bounds.md).
 """
 
 from collections.abc import Callable

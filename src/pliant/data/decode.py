@@ -215,8 +215,14 @@ class Packer:
 
 def cache_folder() -> Path:
     """Return the folder for what is large or slow to make: PLIANT_CACHE, else pliant in the user's cache folder."""
-    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pliant"
-    return Path(os.environ.get("PLIANT_CACHE") or default)
+    if named := os.environ.get("PLIANT_CACHE"):
+        return Path(named)
+    if caches := os.environ.get("XDG_CACHE_HOME"):
+        return Path(caches) / "pliant"
+    try:
+        return Path.home() / ".cache" / "pliant"
+    except RuntimeError:  # a user without a home, as in some containers
+        return Path(tempfile.gettempdir()) / f"pliant-{os.getuid()}"
 
 
 def _nameless_file() -> tuple[BinaryIO, int]:

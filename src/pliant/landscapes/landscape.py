@@ -22,7 +22,7 @@ from pliant.measuring.capture import observing
 from pliant.measuring.subject import pick_device
 from pliant.models import Loaded
 from pliant.models import load as load_model
-from pliant.runs import write_atomically
+from pliant.runs.atomic import write_file
 from pliant.terms import BLOCK_ROLES, nearest, parse_components
 
 Progress = Callable[[int, int], None]
@@ -64,9 +64,7 @@ class Landscape:
         path = Path(path)
         if path.suffix != ".json":
             raise ConfigError(f"{path.name}: expected a name that ends in .json")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, self.to_json())
-        return path
+        return write_file(path, self.to_json())
 
 
 def landscape(

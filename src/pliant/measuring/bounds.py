@@ -1,4 +1,4 @@
-"""Bounding components: how far each can bend, beside how far it was measured to bend (MATH.md, section 2).
+"""Bounding components: how far each can bend, beside how far it was measured to bend (docs/bounds.md).
 
 One pass over the data gives the measured rates and the tokens that each component really gets; the bounds hold on
 these tokens, so every measured rate is at most its component's certified bound, which is checked before anything is
@@ -87,7 +87,7 @@ def bounds(
 
     Raises:
         ConfigError: an argument that cannot be, such as matched pairs within one set.
-        DataError: source and target differ in the shape of an item; too few items.
+        DataError: source and target differ in the shape of an item, or in number if pairs are matched; too few items.
         AnatomyError: the model's blocks are not found.
         ModelError: a weight is not finite; names the tensor.
         MeasurementError: activations that are not finite, no distinct pair; or a rate above a certified bound, which
@@ -96,7 +96,7 @@ def bounds(
     loaded = opened(model)
     anatomy = find_components(loaded.model, family=family)
     plan = plan_of(convention, pairs, batch_size, roles, two=source is not None and target is not None)
-    sides = sides_of(loaded, source, target, count=items, seed=seed, length=length)
+    sides = sides_of(loaded, source, target, count=items, seed=seed, length=length, pairs=pairs)
     _refuse_padding(sides)
     components = measured(anatomy, plan)
     first, *_ = sides.values()

@@ -13,7 +13,7 @@ from scipy import stats
 from pliant.errors import ConfigError
 from pliant.measuring.bounds_sets import TokenSet
 from pliant.measuring.measurement import Measurement
-from pliant.runs.atomic import write_atomically
+from pliant.runs.atomic import write_file
 
 BOUND_COLUMNS = (
     "component",
@@ -143,9 +143,7 @@ class BoundsReport:
             text = self.frame.to_csv(index=False, float_format="%.17g")
         else:
             raise ConfigError(f"{path.name}: expected a name that ends in .json or .csv")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text.encode())
-        return path
+        return write_file(path, text)
 
 
 def role_table(frame: pd.DataFrame, by_role: pd.DataFrame) -> pd.DataFrame:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from pliant.errors import ConfigError, DataError
 from pliant.measuring.measurement import Measurement
-from pliant.runs.atomic import write_atomically
+from pliant.runs.atomic import write_file
 
 _KEY = b"pliant"
 
@@ -23,7 +23,6 @@ def write_measurement(measurement: Measurement, path: Path) -> Path:
         ConfigError: an ending that names no format.
     """
     about = measurement.about()
-    path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".parquet":
         table = pa.Table.from_pandas(measurement.frame, preserve_index=False)
         table = table.replace_schema_metadata(
@@ -31,12 +30,12 @@ def write_measurement(measurement: Measurement, path: Path) -> Path:
         )
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink)
-        write_atomically(path, sink.getvalue().to_pybytes())
+        write_file(path, sink.getvalue().to_pybytes())
     elif path.suffix == ".json":
-        write_atomically(path, measurement.to_json().encode())
+        write_file(path, measurement.to_json().encode())
     elif path.suffix == ".csv":
-        write_atomically(path.with_suffix(".provenance.json"), json.dumps(about, indent=1, allow_nan=False).encode())
-        write_atomically(path, measurement.frame.to_csv(index=False, float_format="%.17g").encode())
+        write_file(path.with_suffix(".provenance.json"), json.dumps(about, indent=1, allow_nan=False).encode())
+        write_file(path, measurement.frame.to_csv(index=False, float_format="%.17g").encode())
     else:
         raise ConfigError(f"{path.name}: expected a name that ends in .parquet, .csv or .json")
     return path

@@ -101,36 +101,41 @@ def measure(
     loaded = opened(model)
     anatomy = find_components(loaded.model, family=family)
     count = items if items is not None else DEFAULT_ITEMS if until is None else None
-    sides = sides_of(loaded, source, target, count=count, seed=seed, length=length)
-    if plan.pairs == "matched":
-        _check_matched(*sides.values())
+    sides = sides_of(loaded, source, target, count=count, seed=seed, length=length, pairs=pairs)
     meter = measure_items(anatomy, *sides.values(), plan=plan, device=device, progress=progress)
     provenance = provenance_of(loaded, anatomy, plan, sides, seed=seed, device=device)
     return Measurement(meter.frame(), meter.by_role(), {**provenance, **meter.course}, meter.heads_frame())
 
 
 def sides_of(
-    loaded: Loaded, source: Any, target: Any, *, count: int | None, seed: int, length: int | None = None
+    loaded: Loaded,
+    source: Any,
+    target: Any,
+    *,
+    count: int | None,
+    seed: int,
+    length: int | None = None,
+    pairs: PairMode = "all",
 ) -> dict[str, Items]:
     """Turn what is given of source and target into items, the source first.
 
     Raises:
         ConfigError: neither is given.
+        DataError: matched pairs of sides that differ in number.
     """
     sides = {side: data for side, data in (("source", source), ("target", target)) if data is not None}
     if not sides:
         raise ConfigError("nothing to measure on: pass a target (the downstream data), and a source if there is one.")
-    return {
+    found = {
         side: items_of(data, loaded, side=side, count=count, seed=seed, length=length) for side, data in sides.items()
     }
-
-
-def _check_matched(source: Items, target: Items) -> None:
-    if len(source) != len(target):
+    numbers = [len(items) for items in found.values()]
+    if pairs == "matched" and len(set(numbers)) > 1:
         raise DataError(
-            f"matched pairs (x_i, y_i) need as many source as target items; got {len(source)} and {len(target)}. "
-            f"Pass as many of both (of named data, items={min(len(source), len(target))}), or pairs='all'."
+            f"matched pairs (x_i, y_i) need as many source as target items; got {numbers[0]} and {numbers[1]}. "
+            f"Pass as many of both (of named data, items={min(numbers)}), or pairs='all'."
         )
+    return found
 
 
 def provenance_of(

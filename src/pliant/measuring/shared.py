@@ -1,4 +1,4 @@
-"""The shared convention: every component is applied to the embedded tokens, the input of block 0 (MATH.md, section 1).
+"""The shared convention: every component is applied to the embedded tokens, the input of block 0 (docs/plasticity.md).
 
 `fc2`, whose input is wider, gets them zero-padded; attention gets the masks and rotary tables of the real pass. Models
 whose width changes between stages use the input of each stage's first block; attention on windows is called through

@@ -1,6 +1,7 @@
 """What loading gives: a model with everything that is needed to feed it and to name its weights."""
 
 import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,10 +35,11 @@ class Loaded:
     notes: tuple[str, ...] = ()
 
 
-def fingerprint(model: nn.Module) -> str:
+def fingerprint(model: nn.Module, *, without: Collection[str] = ()) -> str:
     """Hash a model's weights: 16 hex digits of SHA-256 over names, dtypes, shapes and bytes of its state.
 
-    Covers parameters and persistent buffers, in the order of their names; device and train or eval mode do not matter.
+    Covers parameters and persistent buffers, in the order of their names, but for those in `without`; device and train
+    or eval mode do not matter.
 
     >>> layer = nn.Linear(2, 1)
     >>> _ = nn.init.ones_(layer.weight), nn.init.zeros_(layer.bias)
@@ -46,6 +48,8 @@ def fingerprint(model: nn.Module) -> str:
     """
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
+        if name in without:
+            continue
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         digest.update(flat.view(torch.uint8).numpy().data if flat.numel() else b"")

@@ -1,4 +1,4 @@
-"""Upper bounds on how far self-attention can bend (MATH.md, section 2).
+"""Upper bounds on how far self-attention can bend (docs/bounds.md).
 
 What is bounded: multi-head self-attention with q, k, v and output projection, softmax over the keys, on token matrices
 X (n × dim, rows x_i) whose tokens lie in a ball of radius R_c about c₀ and have norm at most R (`TokenBall`). That set

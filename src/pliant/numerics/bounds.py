@@ -1,4 +1,4 @@
-"""Upper bounds on how far a component can bend: norms, linear maps, activations (MATH.md, section 2).
+"""Upper bounds on how far a component can bend: norms, linear maps, activations (docs/bounds.md).
 
 A bound L of a component f on a set of tokens means ‖f(X) − f(Y)‖_F ≤ L ‖X − Y‖_F for all token matrices X, Y (tokens ×
 dim) whose rows lie in the set; so no rate of change of a pair from the set, and no mean of them, exceeds it. Norms and

@@ -1,4 +1,4 @@
-"""The estimate of plasticity from passes over pairs: mean rate, standard error, quantiles (MATH.md, section 1).
+"""The estimate of plasticity from passes over pairs: mean rate, standard error, quantiles (docs/plasticity.md).
 
 A *pass* takes some source and some target items and forms pairs within it. `RateStatistics` keeps a handful of sums
 per pass and a histogram of the rates, never the pairs, so memory stays small however many passes are taken, and

@@ -1,4 +1,4 @@
-"""Exact shortcuts of the shared convention: the same distances from fewer operations (MATH.md, section 1).
+"""Exact shortcuts of the shared convention: the same distances from fewer operations (docs/plasticity.md).
 
 All components get the same tokens x there, so what depends on the tokens alone is done once for all blocks.
 

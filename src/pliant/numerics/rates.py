@@ -1,4 +1,4 @@
-"""Rates of change of a component over pairs of inputs, and their statistics (MATH.md, section 1).
+"""Rates of change of a component over pairs of inputs, and their statistics (docs/plasticity.md).
 
     r_f(x, y) = ‖f(x) − f(y)‖_F / ‖x − y‖_F        P(f) = E over distinct pairs (x, y) of r_f(x, y)
 

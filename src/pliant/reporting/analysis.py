@@ -32,7 +32,7 @@ CELL_FIELDS = (
 """Fields that may tell series apart, the most telling first."""
 
 PAPERS_CONVENTION = "shared"
-"""Every component applied to the embedded tokens: what the paper's plasticity is about (MATH.md, section 1)."""
+"""Every component applied to the embedded tokens: what the paper's plasticity is about (docs/plasticity.md)."""
 
 
 @dataclass(frozen=True)
@@ -142,10 +142,8 @@ def _shown(name: str, value: Hashable) -> str:
 
 def _series(label: str, values: dict[str, Any], runs: pd.DataFrame, material: Material) -> Series:
     model = str(runs["model"].iloc[0])
-    left = given_up(material.pruned)
+    left = _given_up(material, runs)
     choices = choose_learning_rates(runs, given_up=left)
-    tried = set(zip(runs["data"], runs["variant"], runs["learning_rate"], strict=True))
-    pruned = any((*key, rate) not in tried for key, rates in left.items() for rate in rates)
     try:
         scores: pd.DataFrame | None = choices.scores()
     except ConfigError:
@@ -166,7 +164,7 @@ def _series(label: str, values: dict[str, Any], runs: pd.DataFrame, material: Ma
         alone=_compare_alone(scores),
         probes=probes,
         measured=measured,
-        pruned=pruned,
+        pruned=not left.empty,
         parameters=parameters,
         order=order,
     )
@@ -190,8 +188,17 @@ def plasticity_of(material: Material, model: str) -> dict[str, dict[str, float]]
         if str(measurement.provenance.get("model")) == model:
             roles = measurement.by_role
             values = dict(zip(roles["role"].astype(str), roles["plasticity"].astype(float), strict=True))
-            found.setdefault(str(measurement.provenance.get("convention", "")), values)
+            found.setdefault(str(measurement.provenance.get("convention", "unknown convention")), values)
     return dict(sorted(found.items(), key=lambda item: item[0] != PAPERS_CONVENTION))
+
+
+def _given_up(material: Material, runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the settings of a series that pruning left and that have not been run since."""
+    names = ["model", "optimizer", "data", "variant", "learning_rate"]
+    left = given_up(material.pruned)
+    for name in ("model", "optimizer"):
+        left = left[left[name].isin(runs[name].unique())]
+    return left[~pd.MultiIndex.from_frame(left[names]).isin(pd.MultiIndex.from_frame(runs[names]))]
 
 
 def _first(measured: Mapping[str, Mapping[str, float]]) -> Mapping[str, float]:

@@ -100,7 +100,7 @@ def _maps_beat_norms(scores: Mapping[str, float]) -> Claim:
 def _maps_vary_less(series: Series) -> Claim:
     text = "2b. They vary less than the norms over learning rates and seeds."
     if series.pruned:
-        return Claim(text, "cannot be told", "settings were pruned after short runs: what rates matter is hidden.")
+        return Claim(text, "cannot be told", "settings were pruned after short runs, so spreads are not known.")
     frame = series.robustness.frame
     if frame.empty or frame["std"].notna().sum() == 0:
         return Claim(text, "cannot be told", "no set has several runs.")
@@ -110,11 +110,20 @@ def _maps_vary_less(series: Series) -> Claim:
         return Claim(text, "cannot be told", "no runs of both kinds.")
     won = [bool(spread[a] < spread[b]) for a, b in pairs]
     shown = ", ".join(f"{name} {100 * spread[name]:.1f}" for name in (*MAPS, *NORMS) if name in spread.index)
-    grids = {choice.grid for choice in series.choices.choices if choice.key[1] in spread.index}
-    own = ", each over its own grid of rates" if len(grids) > 1 else ""
+    own = ", each over its own grid of rates" if _grids_differ(series) else ""
     return Claim(
         text, _verdict(won), f"{sum(won)} of {len(won)} pairs that way; standard deviation in points{own}: {shown}."
     )
+
+
+def _grids_differ(series: Series) -> bool:
+    """Whether maps and norms were tried at different learning rates on one data set."""
+    grids: dict[str, set[tuple[float, ...]]] = {}
+    for choice in series.choices.choices:
+        data, variant = choice.key
+        if variant in (*MAPS, *NORMS):
+            grids.setdefault(data, set()).add(choice.grid)
+    return any(len(found) > 1 for found in grids.values())
 
 
 def _plastic_is_faster(series: Series, curves: pd.DataFrame) -> tuple[Claim, Claim]:

@@ -32,10 +32,11 @@ def asked(material: Material, series: Sequence[Series]) -> str:
             return "Which components are worth training? No cell has a result yet."
         data, models = _listed(runs["data"]), _listed(runs["model"])
         count = runs["variant"].nunique()
+        rates = runs.groupby(["data", "variant"], sort=False)["learning_rate"].nunique().max()
         return (
             f"Which of {count} component sets of {models} are worth training on {data}? "
-            f"{len(runs)} runs over {runs['learning_rate'].nunique()} learning rates and {runs['seed'].nunique()} "
-            f"seed{'s' if runs['seed'].nunique() != 1 else ''}."
+            f"{len(runs)} runs over {'up to ' if _grids_vary(runs) else ''}{rates} learning rates each and "
+            f"{runs['seed'].nunique()} seed{'s' if runs['seed'].nunique() != 1 else ''}."
         )
     labels = [label for label, _ in material.labelled]
     return (
@@ -43,6 +44,10 @@ def asked(material: Material, series: Sequence[Series]) -> str:
         if labels
         else "What bounds, probes or landscapes say of a model."
     )
+
+
+def _grids_vary(runs: pd.DataFrame) -> bool:
+    return bool(runs.groupby(["data", "variant"], sort=False)["learning_rate"].nunique().nunique() > 1)
 
 
 def _listed(names: pd.Series, *, shown: int = 4) -> str:
@@ -227,7 +232,8 @@ def _order_warnings(series: Series) -> list[str]:
     if not found:
         return []
     more = f" and {len(found) - NAMES_SHOWN} more" if len(found) > NAMES_SHOWN else ""
-    return [f"The most accurate role is not the most plastic one: {', '.join(found[:NAMES_SHOWN])}{more}."]
+    how = f"The most accurate role is not the most plastic one ({series.convention})"
+    return [f"{how}: {', '.join(found[:NAMES_SHOWN])}{more}."]
 
 
 def _ties(series: Sequence[Series]) -> list[str]:

@@ -67,6 +67,18 @@ def write_atomically(path: Path, content: str | bytes, *, durable: bool = True) 
             sync_folder(path.parent)
 
 
+def write_file(path: Path, content: str | bytes) -> Path:
+    """Write a file in one step, and its folder if need be; return its path.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    with storing("write", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, content)
+    return path
+
+
 def sync_folder(folder: Path) -> None:
     """Wait until the names in a folder are on the disk."""
     if sys.platform == "win32":  # folders cannot be opened there, and renames are journalled

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
+
 from pliant.errors import StoreError
 
 RUNGS = "rungs"
@@ -20,6 +22,7 @@ class Verdict:
 
     Attributes:
         contestant: its id.
+        model: what is trained; optimizer by which.
         data: what it competes on.
         variant: what it trains; learning_rate at which rate.
         share: of the steps that were trained.
@@ -29,6 +32,8 @@ class Verdict:
     """
 
     contestant: str
+    model: str
+    optimizer: str
     data: str
     variant: str
     learning_rate: float
@@ -38,13 +43,10 @@ class Verdict:
     kept: bool
 
 
-def given_up(verdicts: Iterable[Verdict]) -> dict[tuple[str, str], set[float]]:
-    """Return the learning rates that were left after short runs, by data and what is trained."""
-    found: dict[tuple[str, str], set[float]] = {}
-    for verdict in verdicts:
-        if not verdict.kept:
-            found.setdefault((verdict.data, verdict.variant), set()).add(verdict.learning_rate)
-    return found
+def given_up(verdicts: Iterable[Verdict]) -> pd.DataFrame:
+    """Return what was left after short runs: columns model, optimizer, data, variant, learning_rate."""
+    names = ["model", "optimizer", "data", "variant", "learning_rate"]
+    return pd.DataFrame([{n: getattr(v, n) for n in names} for v in verdicts if not v.kept], columns=names)
 
 
 def read_verdicts(folder: Path) -> tuple[Verdict, ...]:

@@ -1,4 +1,4 @@
-"""Statistics of comparisons: tables in; tests, intervals and rank correlations out (MATH.md, section 3).
+"""Statistics of comparisons: tables in; tests, intervals and rank correlations out.
 
 Every result is a frozen dataclass that says how many values it rests on (`n`) and what differed between them
 (`varied`). What cannot be computed is refused with a `ConfigError`, or stands as None or `Unavailable` with the reason;

@@ -116,7 +116,7 @@ def choose_learning_rates(
     *,
     by: Sequence[str] = ("data", "variant"),
     per: Per = "mean",
-    given_up: Mapping[tuple[str, str], Collection[float]] | None = None,
+    given_up: pd.DataFrame | None = None,
 ) -> Choices:
     """Choose a learning rate for each group of cells by validation accuracy.
 
@@ -128,8 +128,8 @@ def choose_learning_rates(
             such columns `test_accuracy`, and `status` ("done" counts, "diverged" is counted apart).
         by: columns that define a group; add "model" or "optimizer" where they vary.
         per: one rate for all seeds of a group, or one for each.
-        given_up: (data, variant) to rates that pruning tried in short runs and left: they cannot be chosen, but a grid
-            does not end before them.
+        given_up: `learning_rate` that pruning tried in short runs and left, with columns that say of which group: it
+            cannot be chosen, but the grid does not end before it.
 
     Raises:
         ConfigError: a missing column, no rows, two cells of a group with the same rate and seed.
@@ -138,8 +138,7 @@ def choose_learning_rates(
     unavailable: list[Unavailable] = []
     for key, cells in groups(check_runs(runs, by), by):
         if cells["finished"].any():
-            named = dict(zip(by, key, strict=True))
-            left = (given_up or {}).get((named.get("data", ""), named.get("variant", "")), ())
+            left = _of_group(given_up, by, key)
             choices.append(_choose(cells, by=tuple(by), key=key, per=per, given_up=left))
         else:
             diverged = int(cells["diverged"].sum())
@@ -191,6 +190,17 @@ def fewest_within_error(
     best = ranked[0]
     tied = [name for name in ranked if accuracy[best] - accuracy[name] <= stderr[best] * (1 + 1e-12)]
     return Pick(min(tied, key=lambda name: parameters[name]), best, tuple(tied), stderr[best])
+
+
+def _of_group(given_up: pd.DataFrame | None, by: Sequence[str], key: Key) -> list[float]:
+    """Return the learning rates of those rows that say of a group's columns what the group does."""
+    if given_up is None:
+        return []
+    rows = given_up
+    for name, value in zip(by, key, strict=True):
+        if name in rows.columns:
+            rows = rows[rows[name].astype(str) == value]
+    return [float(rate) for rate in rows["learning_rate"]]
 
 
 def _choose(

@@ -167,7 +167,18 @@ def _result(cell: CellConfig, store: Store) -> Record:
 def _verdict(contestant: Contestant, share: float, score: tuple[float, float] | None, *, kept: bool) -> Verdict:
     accuracy, stderr = score or (None, None)
     cell = contestant.cells[0]
-    return Verdict(contestant.id, cell.data, cell.variant, cell.learning_rate, share, accuracy, stderr, kept)
+    return Verdict(
+        contestant=contestant.id,
+        model=cell.model,
+        optimizer=cell.optimizer,
+        data=cell.data,
+        variant=cell.variant,
+        learning_rate=cell.learning_rate,
+        share=share,
+        accuracy=accuracy,
+        stderr=stderr,
+        kept=kept,
+    )
 
 
 def _score(records: Sequence[Record]) -> tuple[float, float] | None:

@@ -24,7 +24,7 @@ CHECKPOINT_SECONDS = 30.0
 """What a cell that dies loses, beside the way to its next evaluation."""
 
 DYNAMICS_ROWS = 100
-"""Rows of gradient norms, update sizes and loss that the metrics of a cell have, at most twice as many."""
+"""Most rows of gradient norms, update sizes and loss that the metrics of a cell have."""
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -107,7 +107,7 @@ class Worker:
                 device=self.device,
                 keep=keep,
                 checkpoint_seconds=self.checkpoint_seconds,
-                dynamics=0 if metrics is None else max(1, cell.steps // DYNAMICS_ROWS),
+                dynamics=0 if metrics is None else -(-cell.steps // DYNAMICS_ROWS),
             )
         _free_gpu()
         return record

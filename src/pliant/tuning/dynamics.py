@@ -1,6 +1,6 @@
 """How training goes, step by step: gradient norm and size of the update of each component, and the loss.
 
-MATH.md, section 3 (dynamics). Off unless asked for; it costs about four passes over the trained weights a step.
+Each row costs about four passes over the trained weights, and for the length of one step a copy of them in main memory.
 """
 
 import math
@@ -19,9 +19,12 @@ from pliant.tuning.trainer import LOSSES_KEPT, CellTrainer
 
 QUANTITIES = ("gradient_norm", "update_norm")
 
+DIGITS = 7
+"""Significant digits that are written: those of a sum of squares in float32."""
+
 
 class Dynamics(TrainerCallback):  # type: ignore[misc]  # transformers is untyped here
-    """Writes one row of metrics per step.
+    """Writes a row of metrics every so many steps.
 
     Each row holds `step`, `loss` (of the step's own images), and of `gradient_norm` (before clipping) and `update_norm`
     (‖w_after − w_before‖): plain, the norm over what was chosen, without the classifier and the final norm that every
@@ -51,20 +54,19 @@ class Dynamics(TrainerCallback):  # type: ignore[misc]  # transformers is untype
         """Take the norms of the gradients, and remember the weights."""
         if (state.global_step + 1) % self._every:
             return
-        parameters = [p.detach() for p in self.trainer.selection.parameters.values()]
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters()]
         self._gradients = _norms(gradients) / self._clipped()
-        if not self._before:
-            self._before = [torch.empty_like(p) for p in parameters]
-        torch._foreach_copy_(self._before, parameters)
+        self._before = [p.detach().to("cpu", copy=True) for p in self._parameters()]
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Take the size of the update; write rows now and then, and always before a checkpoint."""
         cell, step = self.trainer.cell, state.global_step
         if step % self._every == 0 and self._gradients is not None:
-            torch._foreach_sub_(self._before, [p.detach() for p in self._parameters()])
+            torch._foreach_sub_(self._before, [p.detach().cpu() for p in self._parameters()])
             loss = torch.stack(self.trainer.losses[-cell.accumulation :]).sum()
-            self._rows.append((step, torch.cat([loss.view(1), self._gradients, _norms(self._before)])))
+            updates = _norms(self._before).to(self._gradients.device)
+            self._rows.append((step, torch.cat([loss.view(1), self._gradients, updates])))
+            self._before = []
         if len(self._rows) >= LOSSES_KEPT or step % cell.eval_every == 0 or step == cell.steps:
             self._flush()
 
@@ -113,4 +115,5 @@ def _groups(selection: Selection) -> dict[str, list[int]]:
 
 
 def _joined(quantity: str, norms: list[float], groups: dict[str, list[int]]) -> dict[str, float]:
-    return {f"{quantity}{key}": math.sqrt(sum(norms[i] ** 2 for i in members)) for key, members in groups.items()}
+    joined = {key: math.sqrt(sum(norms[i] ** 2 for i in members)) for key, members in groups.items()}
+    return {f"{quantity}{key}": float(f"{norm:.{DIGITS}g}") for key, norm in joined.items()}

@@ -1,13 +1,13 @@
 """Features of frozen layers, pooled over tokens: computed once for a set of images, and kept on disk for later runs.
 
-What is on disk is believed only after a look: the features of a few images are computed anew and must agree. So the
-name of a file need not say everything that features depend on (heads, activation functions, code of the model, device).
+What is on disk is believed only after a look: it must be whole, and the features of a few images are computed anew and
+must agree. So the name of a file need not say everything that features depend on (hooks, the code of the model).
 """
 
 import hashlib
+import io
 import json
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,9 +22,11 @@ from torch import Tensor
 
 from pliant.components import Anatomy, Component
 from pliant.data import ImageSet
-from pliant.errors import ConfigError, MeasurementError
+from pliant.errors import ConfigError, MeasurementError, StoreError
 from pliant.measuring.capture import first_tensor, listening, observing
 from pliant.measuring.subject import pick_device
+from pliant.models import fingerprint
+from pliant.runs.atomic import write_atomically
 from pliant.terms import BLOCK_ROLES, Preprocessing
 from pliant.tuning.batches import evaluation_batches
 
@@ -35,22 +37,28 @@ LOOKED_AT = 4
 """Images whose features are computed anew before those on disk are believed."""
 
 TOLERANCE = 1e-4
-"""Largest difference between features on disk and computed anew, in units of the vector's norm."""
+"""Largest difference between a feature on disk and computed anew, in units of its standard deviation over images (what
+a probe sees of it); rounding, a tenth of that of its size, is allowed beside it."""
+
+SUFFIX = ".features"
+"""Ending of a layer's file: the SHA-256 of an array in NumPy's format, and the array."""
+
+DIGEST_BYTES = 32
+
+MOST_BYTES = 4 << 30
+"""Size that all features on disk may have together; the longest unused give way."""
 
 
 class Features:
     """Pooled features of a model's layers."""
 
-    def __init__(
-        self, anatomy: Anatomy, layer: Layers, pooling: Pooling, *, fingerprint: str = "", cache: Path | None = None
-    ) -> None:
+    def __init__(self, anatomy: Anatomy, layer: Layers, pooling: Pooling, *, cache: Path | None = None) -> None:
         """Choose the layers.
 
         Args:
             anatomy: of the model.
             layer: `last` block's output; `blocks`: every block's; `all`: also every component's of every block.
             pooling: `mean` over all tokens, or `cls`, the class token.
-            fingerprint: of the model's weights, part of the files' names.
             cache: folder where features are looked for and kept; None computes them every time.
 
         Raises:
@@ -61,9 +69,9 @@ class Features:
         _check_pooling(anatomy, pooling)
         self.anatomy = anatomy
         self.pooling = pooling
-        self.fingerprint = fingerprint
         self.cache = cache
         self.reused = 0
+        self._model_key = "" if cache is None else _model_key(anatomy)
         depth = len(anatomy.blocks)
         self.blocks = {f"block{i:02d}": anatomy.blocks[i] for i in (range(depth) if layer != "last" else [depth - 1])}
         inside = [c for c in anatomy.components if c.role in BLOCK_ROLES and c.modules]
@@ -91,7 +99,7 @@ class Features:
         """
         if self.cache is None:
             return self._compute(images, preprocessing, device, progress=progress)
-        folder = self.cache / self._key(images, preprocessing)
+        folder = self.cache / self._key(images, preprocessing, device)
         kept = _read(folder, self.layers, len(images))
         if kept is not None and self._agrees(kept, images, preprocessing, device):
             self.reused += len(images)
@@ -99,13 +107,14 @@ class Features:
                 progress(len(images))
             return kept
         found = self._compute(images, preprocessing, device, progress=progress)
-        with suppress(OSError):  # a convenience: where there is no room, they are computed again next time
-            _write(folder, found)
+        with suppress(OSError, StoreError):  # a convenience: where there is no room, they are computed again next time
+            _write(folder, found, most=MOST_BYTES)
         return found
 
-    def _key(self, images: ImageSet, preprocessing: Preprocessing) -> str:
-        """Name what features depend on first of all: weights, preprocessing, pooling, pixels in their order."""
-        what = [self.fingerprint, type(self.anatomy.model).__qualname__, self.pooling, asdict(preprocessing)]
+    def _key(self, images: ImageSet, preprocessing: Preprocessing, device: torch.device) -> str:
+        """Name what features depend on: model (not its classifier), preprocessing, pooling, device, pixels."""
+        applied = {name: value for name, value in asdict(preprocessing).items() if name != "origin"}
+        what = [self._model_key, self.pooling, applied, device.type]
         digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode())
         for image in images:
             digest.update(f"{image.shape}".encode())
@@ -125,8 +134,8 @@ class Features:
             stored = kept[layer][some]
             if stored.shape != fresh.shape:
                 return False
-            error = np.linalg.norm(stored - fresh, axis=1)
-            if not (error <= TOLERANCE * np.linalg.norm(fresh, axis=1)).all():
+            allowed = TOLERANCE * (kept[layer].std(axis=0) + 0.1 * np.abs(fresh))
+            if not (np.abs(stored - fresh) <= allowed).all():
                 return False
         return True
 
@@ -207,30 +216,59 @@ def on_device(anatomy: Anatomy, device: str) -> Iterator[torch.device]:
         anatomy.model.to(was)
 
 
+def _model_key(anatomy: Anatomy) -> str:
+    """Name a model's weights and blocks; its classifier is not part of it, which features do not pass."""
+    head = {name for component in anatomy.of("head") for name in component.parameters}
+    weights = fingerprint(anatomy.model, without=head)
+    blocks = "\n".join(repr(anatomy.module(path)) for path in anatomy.blocks)
+    return f"{weights} {type(anatomy.model).__qualname__}\n{blocks}"
+
+
 def _read(folder: Path, layers: list[str], images: int) -> dict[str, Float[np.ndarray, "{images} _"]] | None:
-    """Read the features of all layers; None if one is missing or is not what it should be."""
+    """Read the features of all layers; None if one is missing or is not what was written."""
     found = {}
     for layer in layers:
         try:
-            array = np.load(folder / f"{layer}.npy", allow_pickle=False)
+            content = (folder / f"{layer}{SUFFIX}").read_bytes()
+            digest, stored = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
+            if hashlib.sha256(stored).digest() != digest:
+                return None
+            array = np.load(io.BytesIO(stored), allow_pickle=False)
         except (OSError, ValueError, EOFError):
             return None
         if array.dtype != np.float32 or array.ndim != 2 or len(array) != images:
             return None
         found[layer] = array
+    with suppress(OSError):
+        os.utime(folder)  # it is in use
     return found
 
 
-def _write(folder: Path, features: Mapping[str, Float[np.ndarray, "images _"]]) -> None:
-    """Keep features, each file whole or not at all, where that leaves at least half of the free space to others."""
+def _write(folder: Path, features: Mapping[str, Float[np.ndarray, "images _"]], *, most: int) -> None:
+    """Keep features, if they leave at least half of the free space to others, in place of the longest unused.
+
+    Raises:
+        OSError: they cannot be written.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    if sum(array.nbytes for array in features.values()) > shutil.disk_usage(folder).free // 2:
+    needed = sum(array.nbytes for array in features.values())
+    _forget(folder.parent, most=most - needed, but=folder)
+    if needed > min(most, shutil.disk_usage(folder).free // 2):
         return
     for layer, array in features.items():
-        temporary = folder / f".{layer}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
-        try:
-            with temporary.open("xb") as file:
-                np.save(file, array, allow_pickle=False)
-            temporary.replace(folder / f"{layer}.npy")
-        finally:
-            temporary.unlink(missing_ok=True)
+        stored = io.BytesIO()
+        np.save(stored, array, allow_pickle=False)
+        content = stored.getvalue()
+        write_atomically(folder / f"{layer}{SUFFIX}", hashlib.sha256(content).digest() + content, durable=False)
+
+
+def _forget(cache: Path, *, most: int, but: Path) -> None:
+    """Remove the longest unused folders until the rest has at most so many bytes."""
+    folders = [f for f in cache.iterdir() if f.is_dir() and f != but]
+    sizes = {f: sum(file.stat().st_size for file in f.iterdir()) for f in folders}
+    total = sum(sizes.values())
+    for folder in sorted(folders, key=lambda f: f.stat().st_mtime):
+        if total <= most:
+            return
+        shutil.rmtree(folder, ignore_errors=True)
+        total -= sizes[folder]

@@ -1,6 +1,6 @@
 """Linear probing: a logistic regression on frozen features, the reference line that every training is held against.
 
-PAPER.md, Training: features after a block or component, pooled over tokens, L2-normalised, standardised.
+As in arXiv 2602.06883: features after a block or component, pooled over tokens, L2-normalised, standardised.
 """
 
 import time
@@ -20,7 +20,7 @@ from pliant.data import ImageData, Normalization, normalized
 from pliant.errors import ConfigError, MeasurementError, ModelError
 from pliant.models import Loaded
 from pliant.runs import Score
-from pliant.runs.atomic import write_atomically
+from pliant.runs.atomic import write_file
 from pliant.tuning.features import Features, Layers, Pooling, on_device
 
 GRID = (0.001, 0.01, 0.1, 1.0, 10.0)
@@ -129,9 +129,7 @@ class ProbeResult:
                 content = self.frame.to_json(orient="records", indent=1).encode()
             case _:
                 raise ConfigError(f"{path.name}: expected a name that ends in .parquet, .csv or .json")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, content)
-        return path
+        return write_file(path, content)
 
 
 def probe(
@@ -173,7 +171,7 @@ def probe(
         raise ModelError(f"{loaded.name} does not say what it expects of images; load it with preprocessing=")
     found = anatomy or find_components(loaded.model)
     preprocessing = normalized(loaded.preprocessing, normalization)
-    layers = Features(found, layer, pooling, fingerprint=loaded.fingerprint, cache=cache)
+    layers = Features(found, layer, pooling, cache=cache)
     sets = (data.train, data.validation, data.test)
     total, done = sum(len(s) for s in sets), 0
     features = []
