@@ -131,6 +131,25 @@ def test_probe_writes_its_table(ending: str, tmp_path: Path, capsys):
     assert "Features of 150 images were read from disk" in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_link_stays_a_link(tmp_path: Path):
+    (tmp_path / "link.csv").symlink_to(tmp_path / "real.csv")
+    sizes = ["--train", "60", "--validation", "50", "--test", "40"]
+    assert run(["probe", *sizes, "--out", str(tmp_path / "link.csv")]) == 0
+    assert (tmp_path / "link.csv").is_symlink()
+    assert len(pd.read_csv(tmp_path / "real.csv")) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("nowhere", "is no folder"), ("file", "is no folder"), (".", "no folder 'cells'")]
+)
+def test_runs_of_what_is_no_store(name: str, message: str, tmp_path: Path, capsys):
+    (tmp_path / "file").touch()
+    assert run(["runs", str(tmp_path / name)]) == 1
+    told = " ".join(capsys.readouterr().err.split())
+    assert message in told
+    assert "Expected the folder of `pliant sweep`" in told
+
+
 @pytest.mark.parametrize(
     ("command", "out", "message"),
     [
@@ -141,6 +160,8 @@ def test_probe_writes_its_table(ending: str, tmp_path: Path, capsys):
         ("landscape", "file", "file is no folder. Choose another one"),
         ("measure", "/proc/m.csv", "cannot write into /proc"),
         ("measure", f"{'a' * 300}/m.csv", "File name too long"),
+        ("probe", f"{'a' * 240}.csv", "File name too long"),
+        ("bounds", "~/b.json", "the shell has not expanded ~"),
     ],
 )
 def test_what_cannot_be_written_is_refused_before_the_work(command, out, message, tmp_path, capsys, monkeypatch):

@@ -44,7 +44,7 @@ def nearest(name: str, known: Iterable[str], *, count: int = 3) -> list[str]:
     """Return the known names closest to `name`, best first; all of them if none is close."""
     names = sorted(known)
     folded = {n.lower(): n for n in names}
-    close = difflib.get_close_matches(name.lower(), list(folded), n=count, cutoff=0.5)
+    close = difflib.get_close_matches(str(name).lower(), list(folded), n=count, cutoff=0.5)
     return [folded[c] for c in close]
 
 

@@ -8,7 +8,7 @@ import torch
 
 from families import sample
 from pliant import from_module
-from pliant.errors import ConfigError, DataError, MeasurementError, ModelError, UnknownNameError
+from pliant.errors import ConfigError, DataError, MeasurementError, ModelError, PliantError, UnknownNameError
 from pliant.measuring import measure
 from pliant.measuring.plan import Plan, passes, plan_of
 
@@ -45,6 +45,22 @@ def test_matched_pairs_need_as_many_of_both(tiny_vit) -> None:
     images = torch.rand(6, 3, 16, 16)
     with pytest.raises(DataError, match=r"as many source as target items; got 6 and 4\. .* items=4"):
         measure(tiny_vit, images, images[:4], pairs="matched")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"items": 0}, "items is 0; expected a whole number"),
+        ({"items": 2.5}, "items is 2.5"),
+        ({"batch_size": 2.5}, "batch_size is 2.5; expected a whole number"),
+        ({"until": "2%"}, "until is '2%'"),
+        ({"device": "tpu"}, "device 'tpu' cannot be used here"),
+        ({"pairs": None}, "None"),
+    ],
+)
+def test_arguments_of_the_wrong_kind(tiny_vit, wrong: dict, message: str) -> None:
+    with pytest.raises(PliantError, match=message):
+        measure(tiny_vit, torch.rand(6, 3, 16, 16), **wrong)
 
 
 @pytest.mark.parametrize("model", [None, 3, ["bundled"]])

@@ -1,6 +1,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -239,6 +240,36 @@ class TestBadInput:
         path.write_text("[{")
         assert "what the sweep gave up is not known" in words(tmp_path)
 
+    @pytest.mark.parametrize(
+        ("name", "text", "said"),
+        [
+            ("bounds.csv", "component,role,bound,max\nx,mha,y,1\n", "bounds.csv holds no bounds: bound are no numbers"),
+            ("probe.csv", "hello\n1\n", "probe.csv holds no probe: it has no column layer"),
+            ("probe-x.json", "[1, 2]", "probe-x.json holds no probe"),
+            ("landscape.json", '{"surfaces": {"a": 1}}', "landscape.json is no landscape"),
+            ("measurement.json", '{"components": [], "by_role": [], "provenance": null}', "is no measurement"),
+            ("measurement.json", "[" * 100_000, "is no measurement"),
+            ("rungs/pruning.json", '[{"variant": ["mha"]}]', "what the sweep gave up is not known"),
+            ("rungs/pruning.json", "{}", "what the sweep gave up is not known"),
+            ("probes/x.json", "{}", "probes/x.json is no linear probe that can be read"),
+        ],
+    )
+    def test_files_of_other_things_are_named(self, tmp_path, name, text, said):
+        synthetic.store(tmp_path, synthetic.cells(seeds=(0,), variants=("mha",)))
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        told = words(tmp_path)
+        assert said in told
+        assert "Probe by depth" not in told
+
+    def test_rates_that_are_none(self, tmp_path):
+        synthetic.store(tmp_path, synthetic.cells(seeds=(0,), variants=("mha",)))
+        for column, value in (("plasticity", float("nan")), ("plasticity", "x"), ("block", "x")):
+            made = synthetic.measurement()
+            replace(made, frame=made.frame.assign(**{column: value})).save(tmp_path / "measurement.parquet")
+            assert "measurement.parquet is no measurement" in words(tmp_path)
+
     def test_all_diverged(self, tmp_path):
         planned = synthetic.cells(seeds=(0,), variants=("mha",))
         made = synthetic.store(tmp_path, planned, records=False)
@@ -275,7 +306,7 @@ class TestBadInput:
         folder = tmp_path / "copy"
         shutil.copytree(sweep, folder)
         pd.DataFrame({"role": ["mha"], "block": [0], "bound": [2.0]}).to_parquet(folder / "bounds.parquet")
-        assert "bounds beside measured values needs the columns" in words(folder)
+        assert "bounds.parquet holds no bounds: it has no column component, max." in words(folder)
 
     def test_different_versions_and_weights(self, tmp_path):
         planned = synthetic.cells(seeds=(0,), variants=("mha",), rates=(0.1, 0.3))

@@ -191,6 +191,8 @@ def test_a_claim_ends_with_its_release(store: Store):
 
 def test_opening_makes_or_refuses(tmp_path: Path):
     with pytest.raises(StoreError, match="is no store of runs: it has no folder 'cells'"):
+        Store(tmp_path, create=False)
+    with pytest.raises(StoreError, match="is no store of runs: it is no folder"):
         Store(tmp_path / "nothing", create=False)
     assert not (tmp_path / "nothing").exists()
     (tmp_path / "file").write_text("")

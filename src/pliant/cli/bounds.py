@@ -35,7 +35,7 @@ def bounds(
 
     Example: `pliant bounds --model facebook/dinov2-small --source fashion-mnist --data folder:photos --blocks`
     """
-    from pliant.cli.console import ConsoleTalk, compact
+    from pliant.cli.console import ConsoleTalk
     from pliant.cli.output import check_file
     from pliant.measuring.bounds import bounds as library_bounds
     from pliant.measuring.subject import pick_device
@@ -47,8 +47,14 @@ def bounds(
             model, source, target, convention=convention, pairs=pairs, items=items, batch_size=batch_size, seed=seed,
             local=local, device=pick_device(device), progress=bar,
         )  # fmt: skip
+    _show(found, talk, blocks=blocks, json=json)
     if out is not None:
         talk.say(f"Written to {found.save(out)}")
+
+
+def _show(found: Any, talk: Any, *, blocks: bool, json: bool) -> None:
+    from pliant.cli.console import compact
+
     if json:
         typer.echo(found.to_json())
         return

@@ -1,7 +1,7 @@
 """`pliant probe`: linear probing."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -35,7 +35,7 @@ def probe(
 
     Example: `pliant probe --model facebook/dinov2-small --data folder:photos --layer blocks`
     """
-    from pliant.cli.console import ConsoleTalk, compact
+    from pliant.cli.console import ConsoleTalk
     from pliant.cli.output import check_file
     from pliant.job import probe as library_probe
 
@@ -45,13 +45,20 @@ def probe(
     found = library_probe(
         model, data, layer=layer, pooling=pooling, seed=seed, device=device, cache=cache, talk=talk, **limits
     )
-    frame = found.frame
+    _show(found, talk, title=f"Linear probe of {model} on {data}", json=json)
     if out is not None:
         talk.say(f"Written to {found.save(out)}")
+
+
+def _show(found: Any, talk: Any, *, title: str, json: bool) -> None:
+    from pliant.cli.console import compact
+
+    frame = found.frame
     if json:
         typer.echo(frame.to_json(orient="records", indent=1))
         return
-    note = f"logistic regression on {pooling} features; C chosen on validation, test images read once; interval: Wilson"
+    how = f"logistic regression on {found.pooling} features"
+    note = f"{how}; C chosen on validation, test images read once; interval: Wilson"
     interval = [f"{low:.1%} to {high:.1%}" for low, high in zip(frame["ci_low"], frame["ci_high"], strict=True)]
     table, same = compact(
         frame[["layer", "width", "c", "n", "accuracy"]]
@@ -59,7 +66,7 @@ def probe(
         .assign(interval=interval, validation=frame["validation_accuracy"]),
         kept=("layer", "c", "test accuracy", "interval", "validation"),
     )
-    talk.table(f"Linear probe of {model} on {data}", table, note="; ".join(filter(None, [note, same])))
+    talk.table(title, table, note="; ".join(filter(None, [note, same])))
     if found.reused:
         talk.say(f"Features of {found.reused:,} images were read from disk, after a few computed anew had agreed")
     for line in found.notes:

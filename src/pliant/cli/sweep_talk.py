@@ -158,7 +158,7 @@ def print_store(entries: pd.DataFrame, problems: tuple[str, ...], *, folder: str
     if len(entries):
         table, same = compact(entries)
         talk.table(f"{folder}: {title}", table, note=same)
-    else:
+    elif not problems:
         talk.say(f"{folder}: {title} yet; `pliant sweep RECIPE --out {folder}` makes them")
     for problem in problems:
         talk.say(f"Problem: {problem}")

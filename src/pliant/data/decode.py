@@ -216,7 +216,7 @@ class Packer:
 def cache_folder() -> Path:
     """Return the folder for what is large or slow to make: PLIANT_CACHE, else pliant in the user's cache folder."""
     if named := os.environ.get("PLIANT_CACHE"):
-        return Path(named)
+        return Path(named).expanduser()
     if caches := os.environ.get("XDG_CACHE_HOME"):
         return Path(caches) / "pliant"
     try:

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 
 from pliant.data.sets import ImageSet
+from pliant.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -14,6 +16,15 @@ class Request:
     validation: int | None = None
     test: int | None = None
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what is no number of images, and no seed."""
+        for name in ("train", "validation", "test"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, Integral) or value < 1):
+                raise ConfigError(f"{name} is {value!r}; expected a whole number of images from 1 on, or None for all")
+        if not isinstance(self.seed, Integral) or self.seed < 0:
+            raise ConfigError(f"seed is {self.seed!r}; expected a whole number from 0 on")
 
 
 @dataclass(frozen=True)

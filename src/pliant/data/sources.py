@@ -206,7 +206,10 @@ def _refuse_unknown(name: str, purpose: str, images: ImageSet | None, train: Ima
     unknown = np.flatnonzero((images.counts > 0) & (train.counts == 0)).tolist()
     if unknown:
         names = ", ".join(repr(images.classes[c]) for c in unknown[:5]) + (" ..." if len(unknown) > 5 else "")
-        raise DataError(f"{name}: {purpose} has images of {names}, of which train has none; add some or remove these")
+        raise DataError(
+            f"{name}: {purpose} has images of {names}, of which train has none. Add such images to train "
+            "(or raise the limit on training images), or remove these"
+        )
 
 
 def _decoded(data: ImageData, *, skip_unreadable: bool, progress: Progress | None) -> ImageData:

@@ -42,7 +42,8 @@ def principal(path: Float[Tensor, "steps dim"], *, seed: int = 0) -> tuple[Float
     total = float(sizes.square().sum())
     if not total > 0:
         raise MeasurementError(
-            "gradient descent did not move the weights: their gradient is zero. Look at random ones."
+            "gradient descent did not move the weights: their gradient is zero, or the loss was not finite after the "
+            "first step. Choose a smaller learning rate, or look at random directions."
         )
     shares = (sizes.square() / total).tolist()
     first = rows[0] if float(rows[0] @ path[-1].double()) >= 0 else -rows[0]  # the path goes to the right

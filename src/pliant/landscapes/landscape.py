@@ -1,6 +1,7 @@
 """The landscapes of components: loss and rate of change, over planes that can be compared side by side."""
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -112,9 +113,11 @@ def landscape(
     """
     if directions not in DIRECTIONS:
         raise UnknownNameError.among("kind of directions", directions, DIRECTIONS, nearest(directions, DIRECTIONS))
-    if points < 3 or steps < 2 or not components or not reach > 0 or (learning_rate or 1.0) <= 0:
+    if learning_rate is not None and not (math.isfinite(learning_rate) and learning_rate > 0):
+        raise ConfigError(f"learning_rate is {learning_rate}; expected a positive number")
+    if points < 3 or steps < 2 or not components or not reach > 0:
         raise ConfigError(
-            f"got points={points}, steps={steps}, components={list(components)}, learning_rate={learning_rate}, "
+            f"got points={points}, steps={steps}, components={list(components)}, "
             f"reach={reach}; expected at least 3 points, 2 steps, a component, and positive numbers."
         )
     found = load(data, train=images, seed=seed) if isinstance(data, str) else data

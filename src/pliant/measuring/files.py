@@ -5,12 +5,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pliant.errors import ConfigError, DataError
-from pliant.measuring.measurement import Measurement
+from pliant.measuring.measurement import COLUMNS, Measurement
 from pliant.runs.atomic import write_file
 
 _KEY = b"pliant"
@@ -59,12 +60,26 @@ def read_measurement(path: str | Path) -> Measurement:
         else:
             about = json.loads(path.with_suffix(".provenance.json").read_text())
             frame = _numbers(pd.read_csv(path, dtype=str, keep_default_na=False))
-        heads = about.get("heads")
-        return Measurement(frame, _table(about["by_role"]), about["provenance"], heads and _table(heads))
-    except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
+        heads, by_role, provenance = about.get("heads"), _table(about["by_role"]), dict(about["provenance"])
+        _check(frame, COLUMNS)
+        _check(by_role, ("role", "plasticity", "stderr", "ci_low", "ci_high"))
+        return Measurement(frame, by_role, provenance, heads and _table(heads))
+    except (OSError, AttributeError, KeyError, TypeError, ValueError, RecursionError, pa.ArrowException) as error:
         raise DataError(
             f"{path} is no measurement written by pliant ({error}); expected a .parquet, .csv or .json."
         ) from error
+
+
+def _check(frame: pd.DataFrame, columns: Sequence[str]) -> None:
+    """Refuse a table that is not one of rates: a column that is missing or no number, plasticity that is not finite."""
+    missing = [name for name in columns if name not in frame.columns]
+    if missing or frame.empty:
+        raise ValueError(f"without {', '.join(missing)}" if missing else "without a row")
+    text = [n for n in columns if n not in ("component", "role") and not pd.api.types.is_numeric_dtype(frame[n])]
+    if text:
+        raise ValueError(f"{', '.join(text)}: no numbers")
+    if not np.isfinite(frame["plasticity"].to_numpy(dtype=np.float64)).all():
+        raise ValueError("plasticity is not finite")
 
 
 def _numbers(frame: pd.DataFrame) -> pd.DataFrame:

@@ -67,14 +67,16 @@ def plan_of(
         raise UnknownNameError.among("component to measure", unknown[0], BLOCK_ROLES, nearest(unknown[0], BLOCK_ROLES))
     if not roles:
         raise ConfigError(f"no components to measure; expected some of {', '.join(BLOCK_ROLES)}.")
+    if not isinstance(batch_size, int):
+        raise ConfigError(f"batch_size is {batch_size!r}; expected a whole number")
     if batch_size < (1 if pairs == "matched" else 2):
         raise ConfigError(f"batch_size is {batch_size}; pairs are formed within a pass, so it must be at least 2.")
     if pairs == "matched" and not two:
         raise ConfigError(
             "matched pairs (x_i, y_i) need both source and target; got one set. Pass both, or pairs='all'."
         )
-    if until is not None and not (math.isfinite(until) and 0 < until < 1):
-        raise ConfigError(f"until is {until}; expected a relative standard error such as 0.02 for 2 %")
+    if until is not None and not (isinstance(until, int | float) and math.isfinite(until) and 0 < until < 1):
+        raise ConfigError(f"until is {until!r}; expected a relative standard error such as 0.02 for 2 %")
     if per_head and "mha" not in roles:
         raise ConfigError(f"per_head needs 'mha' among the roles, got {', '.join(roles)}")
     return Plan(

@@ -18,7 +18,7 @@ from pliant.measuring.items import DEFAULT_ITEMS, Items, items_of
 from pliant.measuring.measurement import Measurement, threads
 from pliant.measuring.passing import Progress, measure_items, moved, one_pass
 from pliant.measuring.plan import Pass, Plan, Precision, measured, passes, plan_of
-from pliant.measuring.subject import opened
+from pliant.measuring.subject import opened, pick_device
 from pliant.models import Loaded
 from pliant.terms import BLOCK_ROLES, Convention, PairMode, Role
 
@@ -98,6 +98,10 @@ def measure(
     two = source is not None and target is not None
     extra = {"until": until, "per_head": per_head, "precision": precision}
     plan = plan_of(convention, pairs, batch_size, roles, two=two, **extra)  # type: ignore[arg-type]
+    if items is not None and (not isinstance(items, int) or items < 1):
+        raise ConfigError(f"items is {items!r}; expected a whole number from 1 on, or None")
+    if isinstance(device, str):
+        device = pick_device(device)
     loaded = opened(model)
     anatomy = find_components(loaded.model, family=family)
     count = items if items is not None else DEFAULT_ITEMS if until is None else None

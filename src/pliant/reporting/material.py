@@ -119,15 +119,19 @@ def read(path: str | Path) -> Material:
     records, states = _cells(path, problems)
     result = _json(path / "result.json", problems)
     found = Material(
-        kind="tune" if result is not None and "chosen" in result else "sweep" if records or states else "measurement",
+        kind="tune"
+        if result is not None and isinstance(result.get("chosen"), str)
+        else "sweep"
+        if records or states
+        else "measurement",
         path=path,
         records=records,
         runs=record_table(records),
         states=states,
-        probes=read_probes(path),
+        probes=read_probes(path, problems=problems),
         measurements=tuple(_tables(path, "measurement", _measurement, problems)),
         bounds=_joined(_tables(path, "bounds", _bounds, problems), "model"),
-        layers=_joined(_tables(path, "probe", _frame, problems), "data"),
+        layers=_joined(_tables(path, "probe", _layers, problems), "data"),
         landscapes=tuple(v for _, v in _tables(path, "landscape", _landscape, problems, suffixes=(".json",))),
         result=result,
         config=_json(path / "config.json", problems),
@@ -171,7 +175,7 @@ def _json(path: Path, problems: list[str]) -> Mapping[str, Any] | None:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         problems.append(f"{path.name} cannot be read ({error}).")
         return None
     return value if isinstance(value, dict) else None
@@ -204,7 +208,7 @@ def _frame(path: Path) -> pd.DataFrame:
             return pd.read_csv(path, comment="#")
         rows = json.loads(path.read_bytes())
         return pd.DataFrame(rows if isinstance(rows, list) else rows.get("components", rows.get("rows", [])))
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise DataError(f"{path.name} is no table that can be read ({error}).") from error
 
 
@@ -242,18 +246,35 @@ def _bounds(path: Path) -> pd.DataFrame:
                 found = found.assign(model=label.rstrip(": "))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{path.name} holds no bounds that can be read ({error}).") from error
-    if "bound" not in found.columns:
-        raise DataError(f"{path.name} holds no bounds: it has no column `bound`.")
-    return found
+    return _with_numbers(found, path, "bounds", ("component", "role"), ("bound", "max"))
+
+
+def _layers(path: Path) -> pd.DataFrame:
+    return _with_numbers(
+        _frame(path), path, "probe", ("layer", "role"), ("block", "accuracy", "ci_low", "ci_high", "n")
+    )
+
+
+def _with_numbers(
+    frame: pd.DataFrame, path: Path, what: str, text: Iterable[str], numbers: Iterable[str]
+) -> pd.DataFrame:
+    """Refuse a table that lacks columns, or has anything but numbers in those of numbers."""
+    wanted = (*text, *numbers)
+    if missing := [name for name in wanted if name not in frame.columns]:
+        raise DataError(f"{path.name} holds no {what}: it has no column {', '.join(missing)}.")
+    if wrong := [name for name in numbers if not pd.api.types.is_numeric_dtype(frame[name])]:
+        raise DataError(f"{path.name} holds no {what}: {', '.join(wrong)} are no numbers.")
+    return frame
 
 
 def _landscape(path: Path) -> Mapping[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
-        if not isinstance(value, dict) or "surfaces" not in value:
+        value: Mapping[str, Any] = dict(json.loads(path.read_bytes()))
+        surfaces = value.get("surfaces")
+        if not isinstance(surfaces, list) or not all(isinstance(s, dict) and "kind" in s for s in surfaces):
             raise ValueError("no surfaces in it")
         return value
-    except (OSError, ValueError) as error:
+    except (OSError, TypeError, ValueError, RecursionError) as error:
         raise DataError(f"{path.name} is no landscape ({error}).") from error
 
 

@@ -68,14 +68,14 @@ def write_atomically(path: Path, content: str | bytes, *, durable: bool = True) 
 
 
 def write_file(path: Path, content: str | bytes) -> Path:
-    """Write a file in one step, and its folder if need be; return its path.
+    """Write a file in one step, and its folder if need be; return its path. A link stays, its target is replaced.
 
     Raises:
         StoreError: it cannot be written.
     """
     with storing("write", path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, content)
+    write_atomically(Path(os.path.realpath(path)), content)
     return path
 
 

@@ -115,14 +115,21 @@ def read_probe(folder: Path | str, key: ProbeKey) -> ProbeLine | None:
     return line if line.key == key else None
 
 
-def read_probes(folder: Path | str) -> tuple[ProbeLine, ...]:
-    """Return all probes of a store, in order of model and data; files that cannot be read as one are left out."""
+def read_probes(folder: Path | str, *, problems: list[str] | None = None) -> tuple[ProbeLine, ...]:
+    """Return all probes of a store, in order of model and data.
+
+    Files that cannot be read as one are left out, and named in `problems`.
+    """
     lines = []
     for path in sorted((Path(folder) / "probes").glob("*.json")):
         try:
             lines.append(ProbeLine.from_json(path.read_bytes()))
-        except (OSError, PliantError):
-            continue
+        except (OSError, PliantError) as error:
+            if problems is not None:
+                said = " ".join(str(error).split())[:200]
+                problems.append(
+                    f"probes/{path.name} is no linear probe that can be read ({said}); the sweep makes it again."
+                )
     return tuple(sorted(lines, key=lambda line: (line.key.model, line.key.data, line.key.id)))
 
 

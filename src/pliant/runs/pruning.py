@@ -1,11 +1,11 @@
 """What a pruned sweep leaves in its store beside its cells: how every setting came through the short runs."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
+from pydantic import TypeAdapter
 
 from pliant.errors import StoreError
 
@@ -57,8 +57,15 @@ def read_verdicts(folder: Path) -> tuple[Verdict, ...]:
     """
     path = folder / RUNGS / VERDICTS
     try:
-        return tuple(Verdict(**row) for row in json.loads(path.read_bytes()))
+        return _VERDICTS.validate_json(path.read_bytes())
     except FileNotFoundError:
         return ()
-    except (OSError, ValueError, TypeError) as error:
-        raise StoreError(f"{path} cannot be read ({error}): what the sweep gave up is not known") from error
+    except (OSError, ValueError) as error:
+        said = " ".join(str(error).split())[:200]
+        raise StoreError(
+            f"{path} cannot be read ({said}): what the sweep gave up is not known. The same sweep with --prune writes "
+            "it again"
+        ) from error
+
+
+_VERDICTS = TypeAdapter(tuple[Verdict, ...], config={"strict": False, "allow_inf_nan": False})

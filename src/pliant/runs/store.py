@@ -14,6 +14,7 @@ Nothing else keeps state: what a cell's state is, files and locks say, now, to w
 """
 
 import json
+import os
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -69,8 +70,11 @@ class Store:
         """Open the store; nothing is read yet."""
         self.folder = Path(folder)
         self._cells = self.folder / "cells"
-        if not create and not self._cells.is_dir():
-            raise StoreError(f"{self.folder} is no store of runs: it has no folder 'cells'")
+        if not create and not os.path.isdir(self._cells):
+            what = "has no folder 'cells'" if os.path.isdir(self.folder) else "is no folder"
+            raise StoreError(
+                f"{self.folder} is no store of runs: it {what}. Expected the folder of `pliant sweep` or `pliant tune`"
+            )
         with storing("make the folder", self._cells):
             self._cells.mkdir(parents=True, exist_ok=True)
 
