@@ -364,3 +364,18 @@ def test_memory_of_a_run_is_counted_from_its_own_start():
     del ballast
     record = run({})
     assert record.peak_memory_bytes < psutil.Process().memory_info().rss + 100 * 2**20
+
+
+def test_denormal_numbers_are_zero_while_training_and_as_before_afterwards():
+    def tiny() -> float:
+        return float(torch.full((1,), 1e-39) * 0.5)
+
+    seen: list[float] = []
+    for before in (False, True):
+        torch.set_flush_denormal(before)
+        try:
+            train(cell(), loaded(), data(), device="cpu", progress=lambda *_: seen.append(tiny()))
+            assert (tiny() == 0.0) == before
+        finally:
+            torch.set_flush_denormal(False)
+    assert set(seen) == {0.0}

@@ -28,7 +28,7 @@ from pliant.tuning.environment import environment, forget_peak_memory, peak_memo
 from pliant.tuning.evaluate import Evaluation, evaluate, logits_of
 from pliant.tuning.guards import copies, write_back
 from pliant.tuning.select import EndCheck, Selection
-from pliant.tuning.trainer import CellTrainer, Progress, Watch, arguments_for, undisturbed
+from pliant.tuning.trainer import CellTrainer, Progress, Watch, arguments_for, denormals_are_zero, undisturbed
 
 CHECKPOINT_SECONDS = 30.0
 """Time between two checkpoints: what a run that dies loses, beside the way to the next evaluation."""
@@ -83,7 +83,7 @@ def train(
     preprocessing = preprocessing_of(cell, loaded)
     _check_model(cell, loaded)
     found = anatomy or find_components(loaded.model)
-    with undisturbed(loaded.model), torch.enable_grad(), contextlib.ExitStack() as stack:
+    with undisturbed(loaded.model), denormals_are_zero(), torch.enable_grad(), contextlib.ExitStack() as stack:
         forget_peak_memory()
         total = sum(p.numel() for p in loaded.model.parameters())
         chosen = stack.enter_context(_choice(cell, found, classes=len(data.classes)))
