@@ -1,9 +1,10 @@
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pliant.errors import StoreError
-from pliant.runs import Record, Store
+from pliant.runs import CellConfig, Record, Store
 from pliant.runs.store import STATES
 from runs.cell_work import make_cells, run_cell, work
 
@@ -71,12 +72,20 @@ def test_a_dead_writers_leavings_are_cleared(store: Store):
     assert not left.exists()
 
 
-def test_a_checkpoint_that_outlived_its_result_is_removed(store: Store):
+@pytest.mark.parametrize("look", [Store.claim, lambda store, cell: store.plan([cell])], ids=["claimed", "planned"])
+def test_a_checkpoint_that_outlived_its_result_is_removed(store: Store, look: Callable[[Store, CellConfig], None]):
     with store.claim(CELLS[0]) as claim:
         claim.finish(run_cell(claim))
     claim.checkpoint.mkdir()
-    assert store.claim(CELLS[0]) is None
+    assert look(store, CELLS[0]) is None
     assert not claim.checkpoint.exists()
+
+
+def test_planning_leaves_the_checkpoint_of_an_unfinished_cell(store: Store):
+    with store.claim(CELLS[0]) as claim:
+        claim.checkpoint.mkdir()
+    store.plan([CELLS[0]])
+    assert claim.checkpoint.exists()
 
 
 def test_interrupted_claims_leave_the_cell_missing(store: Store):

@@ -4,10 +4,13 @@ All components get the same tokens x there, so what depends on the tokens alone 
 
 linear map W    The bias cancels: ‖W(x − y)‖_F² = ⟨WᵀW, C⟩ with C = (x − y)ᵀ(x − y). C is formed once per pair and
                 serves every map; WᵀW once per map serves every pair. Both are symmetric: only the blocks of rows and
-                columns on and above the diagonal are formed. Where the inner product cancels, W(x − y) is computed.
+                columns on and below the diagonal are formed. Where the inner product cancels, W(x − y) is computed.
+                The outputs' mean square, needed over all items only, costs a matched pair one matrix more:
+                ‖Wx‖² + ‖Wy‖² = ½(‖W(x − y)‖² + ‖W(x + y)‖²), and the sums of all pairs share one C.
 norm            The normalised tokens x̂ before gain γ and bias β are the same for every norm with the same ε:
                 ‖γ⊙(x̂ − ŷ)‖_F² = Σ_c γ_c² s_c with s_c = Σ_tokens (x̂ − ŷ)²_c.
-attention       q, k, v and softmax are computed per block and item, a few items at a time.
+attention       q, k, v and softmax are computed per block and item, a few items at a time; the output projection is a
+                linear map of the heads side by side.
 
 Norms of outputs enter a measurement through their root mean square only; linear maps and norms return that for each.
 """
@@ -22,13 +25,16 @@ from torch import Tensor
 from torch.nn.functional import layer_norm, linear, rms_norm, scaled_dot_product_attention
 
 from pliant.numerics.geometry import Geometry, Pairing, geometry
-from pliant.numerics.rates import distances_matched, float64, norms
+from pliant.numerics.rates import float64, norms
 
 BLOCKS = 8
-"""Blocks of rows that a symmetric matrix is cut into: 36 of 64 products are formed."""
+"""Blocks of columns that a symmetric matrix is cut into: 36 of 64 products are formed."""
 
 CANCELLING = 300.0
-"""‖WᵀW‖_F ‖C‖_F over their inner product, above which digits are lost and W(x − y) is computed instead."""
+"""Size of the terms of a sum over the sum, above which digits are lost and the plain way is taken instead."""
+
+_SAFE = (1e-25, 1e30)
+"""Entries of WᵀW and C between these keep their digits in float32, and their inner product is finite."""
 
 _ELEMENTS = {"cpu": 1 << 21, "cuda": 1 << 27}
 """Elements that are worked on at a time."""
@@ -78,7 +84,8 @@ def linear_is_shorter(maps: Sequence[LinearMap], x: Float[Tensor, "items *tokens
     items, dim = len(x), x.shape[-1]
     tokens, outs = x[0].numel() // dim, sum(m.weight.shape[0] for m in maps)
     groups = -(-len(maps) // _group_size(maps, x))
-    shortcut = _HALF * dim**2 * (outs + groups * tokens * (pairing.count(items) + items))
+    pooled = items // 2 if pairing.design == "matched" else items
+    shortcut = _HALF * dim**2 * (outs + tokens * (groups * pairing.count(items) + pooled))
     return shortcut < tokens * items * dim * outs
 
 
@@ -92,11 +99,17 @@ def linear_geometries(
     [[10.0]]
     """
     tokens, step = x.reshape(len(x), -1, x.shape[-1]), _group_size(maps, x)
-    everything = tokens.reshape(1, -1, x.shape[-1])
+    pooled = _pooled(tokens, pairing)
     power = x.new_empty(1, _packed_size(x.shape[-1]))
-    _packed_square(everything, out=power)
+    _packed_square(pooled, out=power)
     for start in range(0, len(maps), step):
-        yield from _linear_group(maps[start : start + step], tokens, pairing, power)
+        yield from _linear_group(maps[start : start + step], tokens, pairing, pooled, power)
+
+
+def _pooled(x: Float[Tensor, "items tokens dim"], pairing: Pairing) -> Float[Tensor, "1 rows dim"]:
+    """Tokens of all items, or sums of the two items of matched pairs: what the outputs' mean square is taken from."""
+    rows = x[: pairing.source] + x[pairing.source :] if pairing.design == "matched" else x
+    return rows.reshape(1, -1, x.shape[-1])
 
 
 def _group_size(maps: Sequence[LinearMap], x: Tensor) -> int:
@@ -108,9 +121,10 @@ def _linear_group(
     maps: Sequence[LinearMap],
     x: Float[Tensor, "items tokens dim"],
     pairing: Pairing,
+    pooled: Float[Tensor, "1 rows dim"],
     power: Float[Tensor, "1 packed"],
 ) -> Iterator[Geometry]:
-    items, tokens, dim = x.shape
+    items, dim = len(x), x.shape[-1]
     weights = [m.weight[:, :dim] for m in maps]  # features beyond the tokens' own meet zeros
     squares = x.new_empty(len(maps), power.shape[1])
     for at, weight in enumerate(weights):
@@ -124,14 +138,30 @@ def _linear_group(
         part = slice(at, at + len(difference))
         _packed_square(difference, out=grams[: len(difference)])
         squared[:, part] = _linear_part(weights, squares, difference, grams[: len(difference)])
-    powers = _linear_part(weights, squares, x.reshape(1, -1, dim), power)[:, 0]
+    sums = _linear_part(weights, squares, pooled, power)[:, 0]
+    if pairing.design == "matched":
+        sums = (sums + squared.sum(1)) / 2
     total = float64(x.sum(1)).sum(0).to(x.dtype)
-    for at, m in enumerate(maps):
-        sum_of_squares = powers[at]
-        if m.bias is not None:
-            cross = float64(m.bias) @ float64(weights[at] @ total)
-            sum_of_squares = sum_of_squares + 2 * cross + items * tokens * float64(m.bias).square().sum()
-        yield _from_squares(squared[at], sum_of_squares, pairing, items)
+    for m, weight, between, sum_of_squares in zip(maps, weights, squared, sums, strict=True):
+        yield _from_squares(between, _biased(sum_of_squares, m.bias, weight, x, total), pairing, items)
+
+
+def _biased(
+    sum_of_squares: Float[Tensor, ""],
+    bias: Float[Tensor, " out"] | None,
+    weight: Float[Tensor, "out dim"],
+    x: Float[Tensor, "items tokens dim"],
+    total: Float[Tensor, " dim"],
+) -> Float[Tensor, ""]:
+    """From the sum of squares of all W x to that of all W x + b; `total` is the sum of all tokens."""
+    if bias is None:
+        return sum_of_squares
+    cross = 2 * float64(bias) @ float64(weight @ total)
+    constant = len(x) * x.shape[1] * float64(bias).square().sum()
+    found = sum_of_squares + cross + constant
+    if bool(found * CANCELLING > sum_of_squares + cross.abs() + constant):
+        return found
+    return torch.stack([norms(linear(item, weight, bias)[None])[0].square() for item in x]).sum()
 
 
 def _differences(
@@ -155,8 +185,11 @@ def _linear_part(
 ) -> Float[Tensor, "maps batch"]:
     """Squared Frobenius norms of W a for every map and every matrix a of the batch; `gram` holds aᵀa."""
     inner = _inner_products(squares, gram)
-    sizes = torch.linalg.vector_norm(squares, dim=1)[:, None] * torch.linalg.vector_norm(gram, dim=1)
-    for at, item in (inner * CANCELLING <= sizes).nonzero().tolist():
+    of_maps, of_a = (float64(torch.linalg.vector_norm(z, dim=1)) for z in (squares, gram))
+    exact = inner * CANCELLING > of_maps[:, None] * of_a
+    for sizes in (of_maps[:, None], of_a):
+        exact &= (sizes > _SAFE[0]) & (sizes < _SAFE[1])
+    for at, item in (~exact).nonzero().tolist():
         inner[at, item] = norms((a[item] @ weights[at].T)[None])[0].square()
     return inner
 
@@ -164,18 +197,18 @@ def _linear_part(
 def _packed_square(
     a: Float[Tensor, "batch rows dim"], *, out: Float[Tensor, "batch packed"], double: bool = False
 ) -> None:
-    """Write the blocks on and above the diagonal of aᵀa, row block by row block, as one vector.
+    """Write the blocks on and below the diagonal of aᵀa, column block by column block, as one vector.
 
-    With `double`, blocks above the diagonal count twice: the inner product of a doubled and a plain vector is that of
+    With `double`, blocks below the diagonal count twice: the inner product of a doubled and a plain vector is that of
     the two symmetric matrices.
     """
     at, dim = 0, a.shape[-1]
     for low, high in _bounds(dim):
-        height, width = high - low, dim - low
+        height, width = dim - low, high - low
         block = out[:, at : at + height * width].view(-1, height, width)
-        torch.bmm(a[..., low:high].mT, a[..., low:], out=block)
+        torch.bmm(a[..., low:].mT, a[..., low:high], out=block)
         if double:
-            block[..., height:] *= 2
+            block[:, width:] *= 2
         at += height * width
 
 
@@ -251,6 +284,12 @@ def attention_heads(
     attention: SelfAttention, x: Float[Tensor, "items tokens dim"]
 ) -> Float[Tensor, "items tokens q_features"]:
     """Return the outputs of all heads side by side, before the output projection."""
+    return _heads(attention, x).flatten(2)
+
+
+def _heads(
+    attention: SelfAttention, x: Float[Tensor, "items tokens dim"]
+) -> Float[Tensor, "items tokens heads head_features"]:
     a = attention
 
     def project(weight: Tensor, bias: Tensor | None, heads: int) -> Tensor:
@@ -259,7 +298,7 @@ def attention_heads(
     q, k, v = project(a.w_q, a.b_q, a.heads), project(a.w_k, a.b_k, a.kv_heads), project(a.w_v, a.b_v, a.kv_heads)
     grouped = a.kv_heads != a.heads
     out: Tensor = scaled_dot_product_attention(q, k, v, is_causal=a.causal, scale=a.scale, enable_gqa=grouped)
-    return out.transpose(1, 2).flatten(2)
+    return out.transpose(1, 2)
 
 
 def attention_geometry(
@@ -267,37 +306,17 @@ def attention_geometry(
 ) -> tuple[Geometry, list[Geometry]]:
     """Return the geometry of attention's outputs and, if asked for, of each head's before the output projection.
 
-    Matched pairs are worked on a few at a time; for all pairs the outputs of a pass are held at once.
+    The heads of a pass are held at once. Where that is shorter, they are not projected (`linear_geometries`).
     """
     step = max(1, _ELEMENTS.get(x.device.type, _ELEMENTS["cpu"]) // max(1, 3 * x[:1].numel()))
-
-    def outputs(part: Tensor) -> Iterator[Tensor]:
-        heads = attention_heads(attention, part)
-        yield linear(heads, attention.w_o, attention.b_o)
-        if per_head:
-            yield from heads.view(*heads.shape[:-1], attention.heads, -1).unbind(-2)
-
-    if pairing.design == "matched":
-        sides = (torch.split(side, step) for side in (x[: pairing.source], x[pairing.source :]))
-        parts = [_between(outputs(a), outputs(b)) for a, b in zip(*sides, strict=True)]
-        found = [_concatenated(of_parts) for of_parts in zip(*parts, strict=True)]
-        return found[0], found[1:]
-    filled: list[Tensor] = []
-    for start in range(0, len(x), step):
-        for at, out in enumerate(outputs(x[start : start + step])):
-            if at == len(filled):
-                filled.append(out.new_empty(len(x), *out.shape[1:]))
-            filled[at][start : start + step] = out
-    measured = [geometry(out, pairing) for out in filled]
-    return measured[0], measured[1:]
-
-
-def _between(left: Iterator[Tensor], right: Iterator[Tensor]) -> list[Geometry]:
-    return [
-        Geometry(distances_matched(a, b), torch.cat([norms(a), norms(b)])) for a, b in zip(left, right, strict=True)
-    ]
-
-
-def _concatenated(parts: Sequence[Geometry]) -> Geometry:
-    """Join the pairs of some parts; norms come part by part, source before target."""
-    return Geometry(torch.cat([p.distances for p in parts]), torch.cat([p.norms for p in parts]))
+    first = _heads(attention, x[:step])
+    heads = first.new_empty(len(x), *first.shape[1:])
+    heads[:step] = first
+    for start in range(step, len(x), step):
+        heads[start : start + step] = _heads(attention, x[start : start + step])
+    joined, output = heads.flatten(2), LinearMap(attention.w_o, attention.b_o)
+    if joined.dtype == torch.float32 and linear_is_shorter([output], joined, pairing):
+        (found,) = linear_geometries([output], joined, pairing)
+    else:
+        found = geometry(linear(joined, output.weight, output.bias), pairing)
+    return found, [geometry(head, pairing) for head in heads.unbind(2)] if per_head else []

@@ -85,12 +85,18 @@ class Store:
     def plan(self, cells: Iterable[CellConfig]) -> None:
         """Write the configurations of cells that are to be run, so that the store can say which are missing.
 
+        Done cells whose writer died before it had removed their checkpoint lose it here.
+
         Raises:
-            StoreError: the folder cannot be written.
+            StoreError: the folder cannot be written, or holds another configuration than the cell's.
         """
         for cell in cells:
             folder = self._folder(cell)
-            lock = None if (folder / "config.json").exists() else acquire(folder / "lock")
+            if (folder / "config.json").exists():
+                if (folder / "checkpoint").exists():
+                    _settled(folder, cell)
+                continue
+            lock = acquire(folder / "lock")
             if lock is not None:  # else whoever has it writes the configuration
                 with Claim(cell, folder, lock=lock) as claim:
                     claim.prepare()
