@@ -92,6 +92,23 @@ def test_nearly_equal_items(design: Design, gap: float) -> None:
     agrees(norm_geometries([norm], x, how)[0], exact, how, rtol=1e-5 + 3e-7 / gap)
 
 
+@designs
+@pytest.mark.parametrize("scale", [1e-22, 1e-15, 1e18])
+def test_weights_whose_squares_leave_float32(design: Design, scale: float) -> None:
+    x, how = tokens(6), pairing(design, 6)
+    m = LinearMap(scale * draw(2, 30, 24), None)
+    agrees(next(linear_geometries([m], x, how)), linear64(m, x), how)
+
+
+@designs
+def test_a_bias_that_cancels_the_outputs(design: Design) -> None:
+    """Their mean square is a small rest of three large sums."""
+    x, how = 1e-3 * draw(7, 6, 7, 24) + draw(8, 24), pairing(design, 6)
+    weight = draw(9, 30, 24)
+    m = LinearMap(weight, -(weight @ x.mean((0, 1))))
+    agrees(next(linear_geometries([m], x, how)), linear64(m, x), how)
+
+
 def test_groups_and_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     x, how = tokens(8), Pairing("two-sample", 4)
     maps = [LinearMap(draw(k, 30, 24), None) for k in range(5)]
