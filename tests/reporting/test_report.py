@@ -92,6 +92,26 @@ class TestSweep:
         bare = claims(series, step_rows(series, material).iloc[:0])
         assert {c.verdict for c in bare if c.text.startswith("3")} == {"cannot be told"}
 
+    @pytest.mark.parametrize(
+        ("norms", "rho", "p", "verdict"),
+        [  # in order of plasticity: mha, fc1, fc2, ln2, ln1; of the 120 orders of five, so many are as far from 0
+            ((5, 4, 3, 1, 2), "0.90", "0.083", "holds"),
+            ((1, 2, 3, 4, 5), "-1.00", "0.017", "does not hold"),
+            ((4, 5, 2, 3, 1), "0.80", "0.13, as by chance", "cannot be told"),
+            ((3, 1, 2, 5, 4), "-0.60", "0.35, as by chance", "cannot be told"),
+        ],
+    )
+    def test_five_roles_decide_nothing_unless_their_order_is_nearly_perfect(self, sweep, norms, rho, p, verdict):
+        material = read(sweep)
+        (series,) = analyse(material)
+        curves = step_rows(series, material)
+        given = dict(zip(("mha", "fc1", "fc2", "ln2", "ln1"), norms, strict=True))
+        of_roles = (curves["quantity"] == "gradient_norm") & curves["variant"].isin(given)
+        curves.loc[of_roles, "value"] = curves.loc[of_roles, "variant"].map(given).astype("float64")
+        (found,) = [c for c in claims(series, curves) if c.text.startswith("3a")]
+        assert found.verdict == verdict
+        assert f"is {rho} over 5 roles (p {p})" in found.evidence
+
     def test_claims_are_about_the_papers_convention(self, sweep, tmp_path):
         folder = tmp_path / "copy"
         shutil.copytree(sweep, folder)

@@ -18,12 +18,16 @@ from pliant.reporting.chosen import cells_of
 from pliant.reporting.results import scores_by_set
 from pliant.reporting.section import Section
 from pliant.reporting.tables import columns, table
+from pliant.stats import associate
 from pliant.terms import BLOCK_ROLES
 
 Verdict = Literal["holds", "holds in part", "does not hold", "cannot be told"]
 
 MAPS = ("mha", "fc1", "fc2")
 NORMS = ("ln2", "ln1")
+
+DECISIVE = 0.1
+"""Largest two-sided p, over all permutations of the roles, at which a rank correlation decides: |ρ| ≥ 0.9 for five."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ def claims_section(series: Series, curves: pd.DataFrame) -> Section:
     shown = columns(text=("claim", "text"), verdict=("here it", "text"), evidence=("because", "text"))
     note = (
         "Verdicts are about these runs: this model, this data, these steps. Differences within one standard deviation "
-        "prove nothing."
+        f"prove nothing; a rank correlation decides at p ≤ {DECISIVE:g}."
     )
     made = table("claims", "Claims and these runs", frame, shown, note=note)
     return Section("The paper's claims", "", (), (made,)).of(series.label)
@@ -152,11 +156,20 @@ def _correlated(text: str, series: Series, outcome: pd.Series, *, what: str, sho
     values = [float(outcome[r]) for r in roles]
     if len(set(values)) == 1:
         return Claim(text, "cannot be told", f"{what} is the same for all roles.")
-    rho = float(stats.spearmanr([plasticity[r] for r in roles], values).statistic)
-    verdict: Verdict = "holds" if rho > 0.5 else "holds in part" if rho > 0 else "does not hold"
+    try:
+        found = associate(pd.DataFrame([values], columns=roles), {r: plasticity[r] for r in roles})
+    except ConfigError as error:
+        return Claim(text, "cannot be told", str(error))
+    p = 1.0 if found.p is None else found.p
+    verdict: Verdict = "cannot be told" if p > DECISIVE else "holds" if found.mean > 0 else "does not hold"
+    chance = ", as by chance" if p > DECISIVE else ""
     listed = ", ".join(f"{r} {write(v)}" for r, v in sorted(zip(roles, values, strict=True), key=lambda pair: -pair[1]))
-    evidence = f"Spearman's ρ with plasticity ({series.convention}) is {rho:.2f} over {len(roles)} roles"
-    return Claim(text, verdict, f"{evidence}; {what}: {listed}.")
+    return Claim(
+        text,
+        verdict,
+        f"Spearman's ρ with plasticity ({series.convention}) is {found.mean:.2f} over {len(roles)} roles (p {p:.2g}"
+        f"{chance}); {what}, at the chosen rates: {listed}.",
+    )
 
 
 def _mha_competes(series: Series) -> Claim:
