@@ -161,7 +161,8 @@ def _biased(
     found = sum_of_squares + cross + constant
     if bool(found * CANCELLING > sum_of_squares + cross.abs() + constant):
         return found
-    return torch.stack([norms(linear(item, weight, bias)[None])[0].square() for item in x]).sum()
+    wide, shift = float64(weight).T, float64(bias)
+    return torch.stack([(float64(item) @ wide + shift).square().sum() for item in x]).sum()
 
 
 def _differences(
